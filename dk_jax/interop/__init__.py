@@ -1,0 +1,1 @@
+"""Weights and tokenizers of published models, in and out."""

@@ -1,0 +1,82 @@
+"""Attention proper: causal over a whole sequence, and one query against a cache.
+
+Scores and softmax are float32. There are no segment ids: a row holds one sequence, right-padded, and causality
+alone keeps padding out of every real position. Packing several sequences into a row is not supported.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from dk_jax.models.layers import product_precision
+
+MASKED = -1e30
+"""Score of a forbidden key. Finite, so that a query with no key at all gives an average, never a NaN."""
+
+
+def causal_attention(
+    q: Float[Array, "B T N H"],
+    k: Float[Array, "B T K H"],
+    v: Float[Array, "B T K H"],
+    lengths: Int[Array, "B"],
+    implementation: Literal["xla", "cudnn"],
+) -> Float[Array, "B T N H"]:
+    """Grouped-query causal attention over right-padded rows.
+
+    Args:
+      q, k, v: queries, keys and values; N is a multiple of K.
+      lengths: real tokens of each row; only cuDNN needs them, to skip work on padding.
+      implementation: "xla" materialises [B, N, T, T] scores; "cudnn" is the fused kernel for bfloat16.
+
+    Returns:
+      The mixed values; positions at or beyond a row's length are unspecified but finite.
+    """
+    if implementation == "cudnn":
+        lengths = jnp.maximum(lengths, 1).astype(jnp.int32)
+        return jax.nn.dot_product_attention(
+            q,
+            k,
+            v,
+            is_causal=True,
+            query_seq_lengths=lengths,
+            key_value_seq_lengths=lengths,
+            implementation="cudnn",
+        )
+    b, t, n, h = q.shape
+    precision = product_precision(q.dtype)
+    grouped = q.reshape(b, t, k.shape[2], n // k.shape[2], h)
+    scores = jnp.einsum(
+        "btkgh,bskh->bkgts", grouped, k, precision=precision, preferred_element_type=jnp.float32
+    )
+    causal = jnp.tril(jnp.ones((t, t), bool))
+    weights = _softmax(scores * h**-0.5, causal).astype(v.dtype)
+    return jnp.einsum("bkgts,bskh->btkgh", weights, v, precision=precision).reshape(b, t, n, h)
+
+
+def cached_attention(
+    q: Float[Array, "B 1 N H"],
+    k_cache: Float[Array, "B K H S"],
+    v_cache: Float[Array, "B K S H"],
+    visible: Bool[Array, "B S"],
+) -> Float[Array, "B 1 N H"]:
+    """One query a row against its cache.
+
+    The layouts make both products plain row-major matrix products over the last two axes; on a CPU that is 1.7
+    times faster than keys stored as [S, H].
+    """
+    b, _, n, h = q.shape
+    precision = product_precision(q.dtype)
+    grouped = q.reshape(b, k_cache.shape[1], n // k_cache.shape[1], h)
+    scores = jnp.einsum(
+        "bkgh,bkhs->bkgs", grouped, k_cache, precision=precision, preferred_element_type=jnp.float32
+    )
+    weights = _softmax(scores * h**-0.5, visible[:, None, None, :]).astype(v_cache.dtype)
+    return jnp.einsum("bkgs,bksh->bkgh", weights, v_cache, precision=precision).reshape(b, 1, n, h)
+
+
+def _softmax(scores: Float[Array, "..."], allowed: Bool[Array, "..."]) -> Float[Array, "..."]:
+    return jax.nn.softmax(jnp.where(allowed, scores, MASKED), axis=-1)

@@ -1,0 +1,281 @@
+"""The decoder-only transformer of all three agents, from token ids to logits.
+
+One declaration serves Llama (SmolLM2) and Qwen3: pre-norm blocks of grouped-query attention with rotary embeddings
+and a gated SiLU MLP. The modules are declared once in Flax NNX and split once; from then on parameters are a plain
+nested dict of arrays, which crosses `jax.jit` in 0.1 ms where a module would take 10:
+
+    params = {"embed": {"table"}, "layers": {"attention_norm", "attention", "mlp_norm", "mlp"}, "final_norm",
+              ["unembed"], ["heads"]}                     every leaf under "layers" carries a leading axis L
+
+Three ways through the same blocks:
+    hidden_states   whole sequences, layers scanned                               training
+    prefill         the same, keeping every layer's keys and values               generation, the prompt
+    decode_step     one token a row against list caches, layers unrolled          generation, each token
+
+Not here: sampling (dk_jax.generation), sharding, packed sequences.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Bool, Float, Int
+
+from dk_jax.models.attention import cached_attention, causal_attention
+from dk_jax.models.config import BackboneConfig
+from dk_jax.models.heads import AgentHeads
+from dk_jax.models.layers import INIT_STD, Linear, RMSNorm, Table, rope_angles, rotate
+
+Params = dict[str, Any]
+Cache = list[tuple[Float[Array, "B K H S"], Float[Array, "B K S H"]]]
+
+
+class Attention(nnx.Module):
+    """The four projections around attention, with Qwen3's norms on query and key heads."""
+
+    def __init__(self, cfg: BackboneConfig, rngs: nnx.Rngs):
+        residual_std = INIT_STD / (2 * cfg.n_layers) ** 0.5
+        self.q = Linear(cfg, cfg.d_model, cfg.n_heads * cfg.head_dim, rngs)
+        self.k = Linear(cfg, cfg.d_model, cfg.n_kv_heads * cfg.head_dim, rngs)
+        self.v = Linear(cfg, cfg.d_model, cfg.n_kv_heads * cfg.head_dim, rngs)
+        self.o = Linear(cfg, cfg.n_heads * cfg.head_dim, cfg.d_model, rngs, std=residual_std)
+        self.normed = cfg.family == "qwen3"
+        if self.normed:
+            self.q_norm = RMSNorm(cfg, cfg.head_dim)
+            self.k_norm = RMSNorm(cfg, cfg.head_dim)
+        self.head_dim = cfg.head_dim
+
+    def __call__(self, x, rope, attend):
+        heads = (*x.shape[:-1], -1, self.head_dim)
+        q, k, v = (project(x).reshape(heads) for project in (self.q, self.k, self.v))
+        if self.normed:
+            q, k = self.q_norm(q), self.k_norm(k)
+        mixed, kept = attend(rotate(q, *rope), rotate(k, *rope), v)
+        return self.o(mixed.reshape(*x.shape[:-1], -1)), kept
+
+
+class MLP(nnx.Module):
+    """down(silu(gate(x)) * up(x))."""
+
+    def __init__(self, cfg: BackboneConfig, rngs: nnx.Rngs):
+        self.gate = Linear(cfg, cfg.d_model, cfg.d_ff, rngs)
+        self.up = Linear(cfg, cfg.d_model, cfg.d_ff, rngs)
+        self.down = Linear(cfg, cfg.d_ff, cfg.d_model, rngs, std=INIT_STD / (2 * cfg.n_layers) ** 0.5)
+
+    def __call__(self, x):
+        return self.down(nnx.silu(self.gate(x)) * self.up(x))
+
+
+class Block(nnx.Module):
+    """One layer. `attend(q, k, v) -> (mixed, kept)` decides what the queries see and what is kept for later."""
+
+    def __init__(self, cfg: BackboneConfig, rngs: nnx.Rngs):
+        self.attention_norm = RMSNorm(cfg, cfg.d_model)
+        self.attention = Attention(cfg, rngs)
+        self.mlp_norm = RMSNorm(cfg, cfg.d_model)
+        self.mlp = MLP(cfg, rngs)
+
+    def __call__(self, x, rope, attend):
+        mixed, kept = self.attention(self.attention_norm(x), rope, attend)
+        x = x + mixed
+        return x + self.mlp(self.mlp_norm(x)), kept
+
+
+class Ends(nnx.Module):
+    """What stands before and after the layers: embedding, final norm, agent heads, unembedding."""
+
+    def __init__(self, cfg: BackboneConfig, rngs: nnx.Rngs):
+        self.embed = Table(cfg, rngs)
+        self.final_norm = RMSNorm(cfg, cfg.d_model)
+        if not cfg.tie_embeddings:
+            self.unembed = Table(cfg, rngs)
+        if cfg.head_rank:
+            self.heads = AgentHeads(cfg, rngs)
+
+
+class Backbone(Ends):
+    """The whole: the ends, and L blocks whose parameters are stacked along a leading axis."""
+
+    def __init__(self, cfg: BackboneConfig, rngs: nnx.Rngs):
+        super().__init__(cfg, rngs)
+
+        @nnx.split_rngs(splits=cfg.n_layers)
+        @nnx.vmap(in_axes=0, out_axes=0)
+        def stacked(rngs: nnx.Rngs) -> Block:
+            return Block(cfg, rngs)
+
+        self.layers = stacked(rngs)
+
+
+@dataclasses.dataclass(frozen=True)
+class Static:
+    """Everything about a backbone that is not an array; hashable, so it can be a static argument of `jax.jit`.
+
+    The graph definitions follow from the configuration, which alone decides equality and hash.
+    """
+
+    cfg: BackboneConfig
+    ends_graph: nnx.GraphDef = dataclasses.field(compare=False, repr=False)
+    layer_graph: nnx.GraphDef = dataclasses.field(compare=False, repr=False)
+
+    def ends(self, params: Params) -> Ends:
+        """The modules around the layers, holding these parameters."""
+        return nnx.merge(self.ends_graph, {name: part for name, part in params.items() if name != "layers"})
+
+    def layer(self, layer_params: Params) -> Block:
+        """One block, holding one layer's parameters (no leading axis)."""
+        return nnx.merge(self.layer_graph, layer_params)
+
+
+def abstract_backbone(cfg: BackboneConfig) -> tuple[Static, Params]:
+    """The static part, and the parameter tree as shapes and dtypes without any array."""
+    model = nnx.eval_shape(lambda: Backbone(cfg, nnx.Rngs(0)))
+    ends_graph, _ = nnx.split(nnx.eval_shape(lambda: Ends(cfg, nnx.Rngs(0))))
+    layer_graph, _ = nnx.split(model.layers)
+    return Static(cfg, ends_graph, layer_graph), nnx.to_pure_dict(nnx.state(model))
+
+
+def build_backbone(cfg: BackboneConfig, key: Array) -> tuple[Static, Params]:
+    """Declares the backbone and draws its parameters.
+
+    Weights are normal with standard deviation 0.02, those writing to the residual stream divided by sqrt(2 L)
+    (Radford et al. 2019); agent heads and LoRA start as the identity.
+
+    Args:
+      cfg: shapes and arithmetic.
+      key: a PRNG key of `jax.random.key`.
+
+    Returns:
+      The static part and the parameters, a nested dict of arrays.
+    """
+    static, _ = abstract_backbone(cfg)
+    draw = jax.jit(lambda key: nnx.to_pure_dict(nnx.state(Backbone(cfg, nnx.Rngs(key)), nnx.Param)))
+    return static, draw(key)
+
+
+def hidden_states(
+    static: Static, params: Params, tokens: Int[Array, "B T"], lengths: Int[Array, "B"]
+) -> Float[Array, "B T D"]:
+    """Final hidden states (after the last norm, before any agent head) of right-padded rows.
+
+    Args:
+      static, params: as `build_backbone` gives them.
+      tokens: token ids; what stands beyond a row's length has no influence on what stands before it.
+      lengths: real tokens of each row; padding is known by position alone, never by token id.
+
+    Returns:
+      Hidden states in the compute dtype, zero beyond each row's length.
+    """
+    hidden, _ = _scan_layers(static, params, tokens, lengths, lambda k, v: None)
+    return hidden
+
+
+def prefill(
+    static: Static, params: Params, tokens: Int[Array, "B T"], lengths: Int[Array, "B"]
+) -> tuple[Float[Array, "B T D"], tuple[Float[Array, "L B K H T"], Float[Array, "L B K T H"]]]:
+    """`hidden_states`, and every layer's rotated keys and values in the cache's layout."""
+    return _scan_layers(
+        static, params, tokens, lengths, lambda k, v: (k.transpose(0, 2, 3, 1), v.transpose(0, 2, 1, 3))
+    )
+
+
+def unstack_for_decode(static: Static, params: Params) -> Params:
+    """Parameters as `decode_step` wants them: "layers" a list of L dicts, weights in the compute dtype.
+
+    Casting once a call rather than once a token halves the bytes that a bfloat16 step reads. LoRA stays a branch of
+    its own: folded into bfloat16 weights, small updates would be rounded away.
+    """
+
+    def cast(path, leaf):
+        return leaf if path[-1].key == "scale" else leaf.astype(static.cfg.dtype)
+
+    params = jax.tree_util.tree_map_with_path(cast, params)
+    layers = [jax.tree.map(lambda leaf, i=i: leaf[i], params["layers"]) for i in range(static.cfg.n_layers)]
+    return {**params, "layers": layers}
+
+
+def decode_step(
+    static: Static,
+    params: Params,
+    tokens: Int[Array, "B"],
+    positions: Int[Array, "B"],
+    cache: Cache,
+    slot: Int[Array, ""],
+    visible: Bool[Array, "B S"],
+) -> tuple[Float[Array, "B 1 D"], Cache]:
+    """Feeds one token a row, writes its keys and values into `slot` of the cache, and attends to what is visible.
+
+    Args:
+      static: static part.
+      params: from `unstack_for_decode`.
+      tokens: the token of each row.
+      positions: its position in its own sequence (for RoPE); slots need not equal positions.
+      cache: a (keys, values) pair a layer.
+      slot: where this token goes, the same for all rows, so that the write is one in-place slice.
+      visible: which slots each row may attend to, this one included.
+
+    Returns:
+      The final hidden states and the updated cache.
+    """
+    ends = static.ends(params)
+    x = ends.embed.embed(tokens[:, None])
+    rope = rope_angles(static.cfg, positions[:, None])
+    updated = []
+    for layer, (k_cache, v_cache) in zip(params["layers"], cache, strict=True):
+
+        def attend(q, k, v, k_cache=k_cache, v_cache=v_cache):
+            k_cache = jax.lax.dynamic_update_slice(k_cache, k.transpose(0, 2, 3, 1), (0, 0, 0, slot))
+            v_cache = jax.lax.dynamic_update_slice(v_cache, v.transpose(0, 2, 1, 3), (0, 0, slot, 0))
+            return cached_attention(q, k_cache, v_cache, visible), (k_cache, v_cache)
+
+        x, pair = static.layer(layer)(x, rope, attend)
+        updated.append(pair)
+    return ends.final_norm(x), updated
+
+
+def logits(
+    static: Static, params: Params, hidden: Float[Array, "B T D"], agents: Int[Array, "B"]
+) -> Float[Array, "B T V"]:
+    """Float32 logits under each row's agent head. For long sequences use `token_log_probs`, which never holds
+    them all at once."""
+    return unembed(static, params, apply_heads(static, params, hidden, agents))
+
+
+def apply_heads(
+    static: Static, params: Params, hidden: Float[Array, "B T D"], agents: Int[Array, "B"]
+) -> Float[Array, "B T D"]:
+    """Adds each row's agent residual; the identity when head_rank is 0."""
+    if not static.cfg.head_rank:
+        return hidden
+    return static.ends(params).heads(hidden, agents)
+
+
+def unembed(static: Static, params: Params, hidden: Float[Array, "... D"]) -> Float[Array, "... V"]:
+    """Float32 logits of hidden states that have been through `apply_heads`."""
+    ends = static.ends(params)
+    return (ends.embed if static.cfg.tie_embeddings else ends.unembed).logits(hidden)
+
+
+def _scan_layers(static: Static, params: Params, tokens, lengths, keep: Callable):
+    cfg = static.cfg
+    b, t = tokens.shape
+    ends = static.ends(params)
+    rope = rope_angles(cfg, jnp.broadcast_to(jnp.arange(t, dtype=jnp.int32), (b, t)))
+
+    def attend(q, k, v):
+        return causal_attention(q, k, v, lengths, cfg.attention), keep(k, v)
+
+    def layer(x, layer_params):
+        return static.layer(layer_params)(x, rope, attend)
+
+    if cfg.remat:
+        layer = jax.checkpoint(layer, prevent_cse=False)  # inside a scan CSE cannot undo the recomputation
+    x, kept = jax.lax.scan(layer, ends.embed.embed(tokens), params["layers"])
+    real = jnp.arange(t)[None, :] < lengths[:, None]
+    return jnp.where(real[..., None], ends.final_norm(x), 0), kept
+

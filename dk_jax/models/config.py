@@ -1,0 +1,93 @@
+"""Static description of a backbone: every number that fixes its shapes and its arithmetic."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+import jax.numpy as jnp
+
+AGENTS = ("selection", "policy", "summary")
+"""Names of the agents; an agent's id is its index here."""
+
+Family = Literal["llama", "qwen3"]
+Precision = Literal["float32", "bfloat16"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BackboneConfig:
+    """Shapes and arithmetic of a decoder-only transformer.
+
+    Attributes:
+      family: "llama" (SmolLM2, Llama) or "qwen3" (adds an RMSNorm on every query and key head).
+      vocab_size: V, rows of the embedding table (may exceed the tokenizer's).
+      d_model: D, width of the residual stream.
+      n_layers: L.
+      n_heads: N, query heads.
+      n_kv_heads: K, key/value heads; divides N.
+      head_dim: H, even; Qwen3 sets it apart from D / N.
+      d_ff: F, width of the gated MLP.
+      rope_theta: base of the rotary frequencies.
+      norm_eps: epsilon of every RMSNorm.
+      tie_embeddings: whether the unembedding is the embedding table.
+      compute_dtype: type of activations and of the weights as they enter a product. Norms, softmax, RoPE and
+        logits are always float32, and float32 products are never rounded to TF32.
+      param_dtype: type in which parameters are stored.
+      head_rank: R, rank of the agents' residuals on the final hidden state; 0 shares one head.
+      lora_rank: rank of the LoRA branch of every projection; 0 for none.
+      lora_alpha: the LoRA branch is scaled by lora_alpha / lora_rank.
+      remat: recompute each layer in the backward pass instead of keeping its activations.
+      attention: "xla", or "cudnn" (NVIDIA only, bfloat16 only) for training and prefill.
+    """
+
+    family: Family
+    vocab_size: int
+    d_model: int
+    n_layers: int
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    d_ff: int
+    rope_theta: float = 10_000.0
+    norm_eps: float = 1e-5
+    tie_embeddings: bool = True
+    compute_dtype: Precision = "float32"
+    param_dtype: Precision = "float32"
+    head_rank: int = 0
+    lora_rank: int = 0
+    lora_alpha: float = 16.0
+    remat: bool = False
+    attention: Literal["xla", "cudnn"] = "xla"
+
+    def __post_init__(self):
+        for name in ("vocab_size", "d_model", "n_layers", "n_heads", "n_kv_heads", "head_dim", "d_ff"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"BackboneConfig.{name} is {getattr(self, name)}; it must be at least 1")
+        for name in ("head_rank", "lora_rank"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"BackboneConfig.{name} is {getattr(self, name)}; it must not be negative")
+        choices = {
+            "family": ("llama", "qwen3"),
+            "compute_dtype": ("float32", "bfloat16"),
+            "param_dtype": ("float32", "bfloat16"),
+            "attention": ("xla", "cudnn"),
+        }
+        for name, allowed in choices.items():
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"BackboneConfig.{name} is {getattr(self, name)!r}; choose one of {allowed}")
+        if self.n_heads % self.n_kv_heads:
+            raise ValueError(f"n_heads={self.n_heads} is not a multiple of n_kv_heads={self.n_kv_heads}")
+        if self.head_dim % 2:
+            raise ValueError(f"head_dim={self.head_dim} is odd; rotary embeddings rotate pairs")
+        if self.attention == "cudnn" and (
+            self.compute_dtype != "bfloat16" or self.head_dim % 8 or self.head_dim > 256
+        ):
+            raise ValueError(
+                "attention='cudnn' needs compute_dtype='bfloat16' and a head_dim that is a multiple of 8 up to 256; "
+                f"got {self.compute_dtype}, head_dim={self.head_dim}. Use attention='xla'."
+            )
+
+    @property
+    def dtype(self):
+        """Compute dtype as a numpy type."""
+        return jnp.dtype(self.compute_dtype)

@@ -1,0 +1,102 @@
+"""The parts every layer is made of: linear maps with an optional LoRA branch, RMSNorm, rotary embeddings."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from dk_jax.models.config import BackboneConfig
+
+INIT_STD = 0.02
+
+
+def product_precision(dtype) -> jax.lax.Precision:
+    """Keeps float32 products in float32 on accelerators, whose default for them is TF32."""
+    return jax.lax.Precision.HIGHEST if dtype == jnp.float32 else jax.lax.Precision.DEFAULT
+
+
+class Linear(nnx.Module):
+    """y = x W (+ lora_alpha / r * (x A) B). W is [in, out]; B starts at zero, so LoRA starts as the identity."""
+
+    def __init__(self, cfg: BackboneConfig, n_in: int, n_out: int, rngs: nnx.Rngs, std: float = INIT_STD):
+        self.kernel = nnx.Param(_normal(rngs, (n_in, n_out), std, cfg.param_dtype))
+        self.lora_scale = cfg.lora_alpha / cfg.lora_rank if cfg.lora_rank else None
+        if cfg.lora_rank:
+            # LoRA is small and trained: always float32, whatever the frozen weights are stored in.
+            self.lora_a = nnx.Param(_normal(rngs, (n_in, cfg.lora_rank), n_in**-0.5, "float32"))
+            self.lora_b = nnx.Param(jnp.zeros((cfg.lora_rank, n_out), "float32"))
+
+    def __call__(self, x: Float[Array, "... I"]) -> Float[Array, "... O"]:
+        y = matmul(x, self.kernel[...])
+        if self.lora_scale is not None:
+            y = y + self.lora_scale * matmul(matmul(x, self.lora_a[...]), self.lora_b[...])
+        return y
+
+
+class RMSNorm(nnx.Module):
+    """x / rms(x) * scale over the last axis, in float32, returned in x's dtype."""
+
+    def __init__(self, cfg: BackboneConfig, width: int):
+        self.scale = nnx.Param(jnp.ones((width,), cfg.param_dtype))
+        self.eps = cfg.norm_eps
+
+    def __call__(self, x: Float[Array, "... W"]) -> Float[Array, "... W"]:
+        x32 = x.astype(jnp.float32)
+        inverse_rms = jax.lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + self.eps)
+        return (x32 * inverse_rms * self.scale[...].astype(jnp.float32)).astype(x.dtype)
+
+
+class Table(nnx.Module):
+    """A [V, D] table: embeds token ids, and turns hidden states into logits."""
+
+    def __init__(self, cfg: BackboneConfig, rngs: nnx.Rngs):
+        self.table = nnx.Param(_normal(rngs, (cfg.vocab_size, cfg.d_model), INIT_STD, cfg.param_dtype))
+        self.dtype = cfg.dtype
+
+    def embed(self, tokens: Int[Array, "..."]) -> Float[Array, "... D"]:
+        return self.table[...][tokens].astype(self.dtype)
+
+    def logits(self, hidden: Float[Array, "... D"]) -> Float[Array, "... V"]:
+        """Logits in float32, accumulated in float32 whatever the compute dtype."""
+        return jnp.einsum(
+            "...d,vd->...v",
+            hidden,
+            self.table[...].astype(hidden.dtype),
+            precision=product_precision(hidden.dtype),
+            preferred_element_type=jnp.float32,
+        )
+
+
+def matmul(x: Float[Array, "... I"], kernel: Float[Array, "I O"]) -> Float[Array, "... O"]:
+    """x W in x's dtype; the weight is cast to it on the way in."""
+    return jnp.matmul(x, kernel.astype(x.dtype), precision=product_precision(x.dtype))
+
+
+def rope_angles(
+    cfg: BackboneConfig, positions: Int[Array, "B T"]
+) -> tuple[Float[Array, "B T 1 H"], Float[Array, "B T 1 H"]]:
+    """cos and sin of the rotary angles, float32, with an axis for heads.
+
+    Frequencies follow Su et al. 2021 (arXiv:2104.09864) in the half-split layout of Hugging Face: component i is
+    paired with i + H/2, so both halves carry the same H/2 angles.
+    """
+    half = cfg.head_dim // 2
+    frequencies = cfg.rope_theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
+    angles = positions[..., None].astype(jnp.float32) * frequencies
+    angles = jnp.concatenate([angles, angles], axis=-1)[..., None, :]
+    return jnp.cos(angles), jnp.sin(angles)
+
+
+def rotate(
+    x: Float[Array, "B T N H"], cos: Float[Array, "B T 1 H"], sin: Float[Array, "B T 1 H"]
+) -> Float[Array, "B T N H"]:
+    """Applies the rotary embedding in float32 and returns x's dtype."""
+    x32 = x.astype(jnp.float32)
+    first, second = jnp.split(x32, 2, axis=-1)
+    return (x32 * cos + jnp.concatenate([-second, first], axis=-1) * sin).astype(x.dtype)
+
+
+def _normal(rngs: nnx.Rngs, shape: tuple[int, ...], std: float, dtype: str):
+    return (std * jax.random.normal(rngs.params(), shape, jnp.float32)).astype(dtype)

@@ -1,0 +1,1 @@
+"""One step's episodes of the three agents against the sandbox."""

@@ -1,0 +1,331 @@
+"""One step's episodes: selection -> schemes -> multi-turn policy rollouts -> summary -> verification (DESIGN 3.3).
+
+For each of B tasks the selection agent draws k skill sets and the null scheme is added; each scheme gets n rollouts of T
+turns, every turn judged by the sandbox. A rollout that improved on itself triggers s summaries; each new skill is verified
+by paired arms before the step ends. All tasks of a step are sampled together and judged together.
+
+What it does not do: advantages (dk_jax.train.credit), the update, or committing skills (the caller does, with the step's
+checkpoint).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from dk_jax.agents import policy, selection, summary
+from dk_jax.agents.text import TaskView
+from dk_jax.generation.sampler import Sampler
+from dk_jax.generation.tokenizer import Codec
+from dk_jax.models.config import AGENTS
+from dk_jax.rollout.judge import Judge, Request
+from dk_jax.rollout.trajectory import Trajectory, Turn, Verdict, derive_seed
+from dk_jax.rollout.verify import Proposal, Verifier
+from dk_jax.skills.record import Skill
+from dk_jax.skills.retrieval import SkillIndex
+from dk_jax.tasks.task import Task
+
+log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RolloutConfig:
+    """The numbers of one episode; letters as in DESIGN 3.3."""
+
+    selections: int  # k
+    rollouts: int  # n
+    turns: int  # T
+    summaries: int  # s
+    style: str
+    language: str
+    form: str
+    max_policy_tokens: int
+    max_selection_tokens: int
+    max_summary_tokens: int
+    max_context_tokens: int
+    headers: int = 20
+    max_skills: int = 3
+    format_penalty: float = 0.1
+    alpha: float = 1.2
+    beta: float = 1.2
+    max_triggers: int = 2
+
+
+@dataclasses.dataclass(kw_only=True)
+class StepRollouts:
+    """All that one step collected."""
+
+    trajectories: list[Trajectory]
+    proposals: list[Proposal]
+
+    def of(self, agent: str) -> list[Trajectory]:
+        return [t for t in self.trajectories if t.agent == agent]
+
+
+@dataclasses.dataclass(kw_only=True)
+class Speaker:
+    """Turns prompts into sampled messages for one set of parameters."""
+
+    sampler: Sampler
+    params: Any
+    codec: Codec
+    max_context_tokens: int
+
+    def speak(self, trajectories: Sequence[Trajectory], prompts: Sequence[str], seeds: Sequence[int], *, max_new: int) -> list[bool]:
+        """Appends prompt and sampled answer to each trajectory, in place.
+
+        Returns, for each, whether there was room; a trajectory without room for `max_new` more tokens is left as it was.
+        """
+        rows, room = [], []
+        for trajectory, prompt in zip(trajectories, prompts, strict=True):
+            tokens = self.codec.open_turn(prompt, first=not trajectory.tokens)
+            fits = len(trajectory.tokens) + len(tokens) + max_new <= self.max_context_tokens
+            if not fits and not trajectory.tokens:
+                raise ValueError(
+                    f"the first prompt of task {trajectory.task!r} ({trajectory.agent}) has {len(tokens)} tokens; with {max_new} new "
+                    f"ones it passes rollout.max_context_tokens={self.max_context_tokens}. Raise that number or leave the task out."
+                )
+            room.append(fits)
+            if fits:
+                trajectory.append_prompt(tokens)
+                rows.append(trajectory)
+        if not rows:
+            return room
+        kept = [seed for seed, fits in zip(seeds, room, strict=True) if fits]
+        samples = self.sampler.sample(
+            self.params,
+            [t.tokens for t in rows],
+            [AGENTS.index(t.agent) for t in rows],
+            kept,
+            max_new_tokens=max_new,
+        )
+        for trajectory, sample in zip(rows, samples, strict=True):
+            trajectory.append_sample(sample.tokens, sample.logp_model)
+            trajectory.turns.append(Turn(text=self.codec.decode(sample.tokens), stop=sample.stop))
+        return room
+
+
+def task_view(task: Task, *, language: str, form: str) -> TaskView:
+    """What the prompts say of a task."""
+    return TaskView(
+        name=task.name,
+        level=task.level,
+        reference=task.reference,
+        compact=task.compact,
+        language=language,
+        form=form,
+        signature=task.cpp_signature if form == "kernel" else "",
+    )
+
+
+def policy_turns(
+    speaker: Speaker,
+    judge: Judge,
+    trajectories: Sequence[Trajectory],
+    tasks: Sequence[Task],
+    skills: Sequence[Sequence[Skill]],
+    *,
+    config: RolloutConfig,
+    seed_of: Callable[[Trajectory, int], int],
+    phase: str,
+    turns: int,
+    progress: Callable[[int], None] | None = None,
+) -> None:
+    """Runs all turns of the given policy trajectories together, in place: sample, judge, feed back."""
+    views = [task_view(task, language=config.language, form=config.form) for task in tasks]
+    alive = list(range(len(trajectories)))
+    for turn in range(turns):
+        prompts = []
+        for i in alive:
+            if turn == 0:
+                prompts.append(policy.render_first(views[i], skills[i], style=config.style))
+            else:
+                prompts.append(policy.render_feedback(trajectories[i].turns[-1].verdict, style=config.style))
+        room = speaker.speak(
+            [trajectories[i] for i in alive],
+            prompts,
+            [seed_of(trajectories[i], turn) for i in alive],
+            max_new=config.max_policy_tokens,
+        )
+        alive = [i for i, fits in zip(alive, room, strict=True) if fits]
+        asked = []
+        for i in alive:
+            last = trajectories[i].turns[-1]
+            parsed = policy.parse(last.text, style=config.style)
+            if last.stop != "eos":
+                last.error = f"the message was cut at {config.max_policy_tokens} tokens"
+            elif parsed.source is None:
+                last.error = parsed.error
+            else:
+                last.source = parsed.source
+            if last.source is None:
+                last.verdict = Verdict.without_kernel(last.error)
+                if progress is not None:
+                    progress(1)
+            else:
+                asked.append(i)
+        verdicts = judge.evaluate(
+            [Request(task=tasks[i], source=trajectories[i].turns[-1].source) for i in asked],
+            phase=f"{phase}/turn{turn}",
+            progress=progress,
+        )
+        for i, verdict in zip(asked, verdicts, strict=True):
+            trajectories[i].turns[-1].verdict = verdict
+        for i in alive:
+            last = trajectories[i].turns[-1]
+            last.reward = last.verdict.reward
+            trajectories[i].rewards.append(last.reward)
+
+
+def select_skills(
+    speaker: Speaker,
+    tasks: Sequence[Task],
+    active: Sequence[Skill],
+    *,
+    config: RolloutConfig,
+    samples: int,
+    seed_of: Callable[[Trajectory, int], int],
+) -> list[Trajectory]:
+    """BM25 headers -> the selection agent's choices; one trajectory a sample, `skills` holding what it chose.
+
+    A malformed call chooses nothing and carries its error in the turn; it is penalised by the caller, not rewarded as an
+    empty choice (DESIGN 3.4).
+    """
+    index = SkillIndex(active)
+    trajectories, prompts, shown = [], [], []
+    for task in tasks:
+        view = task_view(task, language=config.language, form=config.form)
+        headers = index.top(selection.query(view), config.headers)
+        prompt = selection.render(view, headers, style=config.style, max_skills=config.max_skills)
+        for j in range(samples):
+            trajectories.append(Trajectory(agent="selection", task=task.name, group=task.name, scheme=j))
+            prompts.append(prompt)
+            shown.append([skill.name for skill in headers])
+    speaker.speak(trajectories, prompts, [seed_of(t, 0) for t in trajectories], max_new=config.max_selection_tokens)
+    for trajectory, names in zip(trajectories, shown, strict=True):
+        turn = trajectory.turns[-1]
+        call = selection.parse(turn.text, names, max_skills=config.max_skills, style=config.style)
+        turn.error = call.error or ("" if turn.stop == "eos" else "the call was cut short")
+        trajectory.skills = () if turn.error else tuple(call.names)
+    return trajectories
+
+
+def _summarise(
+    speaker: Speaker, trigger: Trajectory, tasks: dict[str, Task], by_name: dict[str, Skill], *, config: RolloutConfig, seed_of
+) -> list[tuple[Trajectory, list]]:
+    view = task_view(tasks[trigger.task], language=config.language, form=config.form)
+    first, best = trigger.turns[0], trigger.best
+    prompt = summary.render(
+        view,
+        [by_name[name] for name in trigger.skills],
+        first_code=first.source or "",
+        first_speedup=first.verdict.speedup,
+        best_code=best.source,
+        best_speedup=best.verdict.speedup,
+        style=config.style,
+    )
+    group = f"{trigger.task}/scheme{trigger.scheme}/rollout{trigger.member}"
+    calls = [
+        Trajectory(agent="summary", task=trigger.task, group=group, scheme=trigger.scheme, member=m, skills=trigger.skills)
+        for m in range(config.summaries)
+    ]
+    speaker.speak(calls, [prompt] * len(calls), [seed_of(t, 0) for t in calls], max_new=config.max_summary_tokens)
+    out = []
+    for call in calls:
+        turn = call.turns[-1]
+        parsed = summary.parse(turn.text, style=config.style)
+        turn.error = parsed.error or ("" if turn.stop == "eos" else "the call was cut short")
+        out.append((call, [] if turn.error else list(parsed.drafts)))
+    return out
+
+
+def triggers(trajectories: Sequence[Trajectory], *, alpha: float, beta: float, limit: int) -> list[Trajectory]:
+    """Rollouts that earned a summary: best turn >= alpha x first turn and >= beta x eager (DESIGN 3.4).
+
+    At most one a task (its largest gain) and `limit` in all, largest gain first.
+    """
+    best: dict[str, tuple[float, Trajectory]] = {}
+    for trajectory in trajectories:
+        top = trajectory.best
+        if top is None or not trajectory.turns:
+            continue
+        first = trajectory.turns[0].verdict.speedup
+        gain = top.verdict.speedup / max(first, 0.1)
+        if top is not trajectory.turns[0] and top.verdict.speedup >= max(alpha * first, beta):
+            if trajectory.task not in best or gain > best[trajectory.task][0]:
+                best[trajectory.task] = (gain, trajectory)
+    ranked = sorted(best.values(), key=lambda pair: -pair[0])
+    return [trajectory for _, trajectory in ranked[:limit]]
+
+
+def collect(
+    speaker: Speaker,
+    judge: Judge,
+    verifier: Verifier,
+    tasks: Sequence[Task],
+    active: Sequence[Skill],
+    *,
+    config: RolloutConfig,
+    seed: int,
+    step: int,
+    progress: Callable[[int], None] | None = None,
+) -> StepRollouts:
+    """One step's rollouts for all agents.
+
+    Args:
+        speaker: sampler, parameters and codec.
+        judge: where candidates go.
+        verifier: proves proposed skills.
+        tasks: the B tasks of the step (distinct names).
+        active: skills of the library as of the last commit.
+        config, seed, step: equal values and equal verdicts give equal rollouts.
+        progress: called with the number of newly judged turns.
+    """
+    if len({t.name for t in tasks}) != len(tasks):
+        raise ValueError(f"the tasks of a step must be distinct: {[t.name for t in tasks]}")
+    by_name = {skill.name: skill for skill in active}
+    by_task = {task.name: task for task in tasks}
+
+    def seed_of(trajectory: Trajectory, turn: int) -> int:
+        return derive_seed(
+            seed, "rl", step, trajectory.agent, trajectory.task, trajectory.group, trajectory.scheme, trajectory.member, turn
+        )
+
+    chosen: list[Trajectory] = []
+    if active:
+        chosen = select_skills(speaker, tasks, active, config=config, samples=config.selections, seed_of=seed_of)
+    sets: dict[tuple[str, int], tuple[str, ...]] = {(t.task, t.scheme): t.skills for t in chosen}
+    rollouts = [
+        Trajectory(
+            agent="policy",
+            task=task.name,
+            group=task.name,
+            scheme=scheme,
+            member=member,
+            skills=sets.get((task.name, scheme), ()),
+        )
+        for task in tasks
+        for scheme in range(config.selections + 1)
+        for member in range(config.rollouts)
+    ]
+    policy_turns(
+        speaker,
+        judge,
+        rollouts,
+        [by_task[t.task] for t in rollouts],
+        [[by_name[name] for name in t.skills] for t in rollouts],
+        config=config,
+        seed_of=seed_of,
+        phase=f"rl/{step}",
+        turns=config.turns,
+        progress=progress,
+    )
+    calls: list[tuple[Trajectory, list]] = []
+    for trigger in triggers(rollouts, alpha=config.alpha, beta=config.beta, limit=config.max_triggers):
+        calls += _summarise(speaker, trigger, by_task, by_name, config=config, seed_of=seed_of)
+    proposals = verifier.verify(
+        speaker, judge, calls, by_task, {t.group: t for t in rollouts}, active, config=config, seed=seed, step=step
+    )
+    return StepRollouts(trajectories=chosen + rollouts + [call for call, _ in calls], proposals=proposals)

@@ -1,0 +1,213 @@
+"""The learner's side of the sandbox: judge a batch of candidates over many tasks, and never judge finished work twice.
+
+`Judge` is what the rollout needs; `SandboxJudge` asks a real sandbox; tests use a scripted one. Every verdict goes to the
+journal the moment it arrives, so a killed run replays them instead of asking again (DESIGN 3.5).
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import hashlib
+import json
+import logging
+import os
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from dk_jax.rollout.trajectory import Verdict
+from dk_jax.tasks.task import Task
+from sandbox.client import SandboxClient
+from sandbox.protocol import Candidate, Options, TaskSpec, VerificationTask
+
+log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Request:
+    """One candidate to judge against one task."""
+
+    task: Task
+    source: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Arms:
+    """Control and treated candidates of one task, judged interleaved on one device."""
+
+    task: Task
+    control: tuple[str, ...]
+    treated: tuple[str, ...]
+
+
+class Judge(Protocol):
+    """What turns candidates into verdicts. `phase` names the work within a run and keys the journal."""
+
+    def evaluate(
+        self, requests: Sequence[Request], *, phase: str, progress: Callable[[int], None] | None = None
+    ) -> list[Verdict]: ...
+
+    def verify(self, arms: Sequence[Arms], *, phase: str) -> list[tuple[list[Verdict], list[Verdict]]]: ...
+
+
+class Journal:
+    """Append-only JSONL of verdicts received since the last checkpoint.
+
+    A line that a crash cut short is dropped on reading (its verdict is asked for again); a damaged line elsewhere is an error.
+    """
+
+    def __init__(self, path: Path):
+        self.path = Path(path)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._verdicts: dict[str, Verdict] = {}
+        self._lock = threading.Lock()  # verdicts arrive on several threads
+        if self.path.exists():
+            self._read()
+        self._file = open(self.path, "a", encoding="utf-8")
+
+    def _read(self) -> None:
+        raw = self.path.read_bytes()
+        lines = raw.split(b"\n")
+        whole = 0
+        for number, line in enumerate(lines[:-1], 1):
+            try:
+                entry = json.loads(line)
+                self._verdicts[entry["key"]] = Verdict(**entry["verdict"])
+            except (ValueError, KeyError, TypeError) as error:
+                raise ValueError(
+                    f"{self.path}:{number}: damaged journal line ({error}). Delete that line; its verdict is judged again."
+                ) from error
+            whole += len(line) + 1
+        if lines[-1]:
+            log.warning("%s: the last line was cut short and is dropped", self.path)
+            os.truncate(self.path, whole)
+
+    def get(self, key: str) -> Verdict | None:
+        return self._verdicts.get(key)
+
+    def put(self, key: str, verdict: Verdict) -> None:
+        with self._lock:
+            if key in self._verdicts:
+                return
+            self._verdicts[key] = verdict
+            self._file.write(json.dumps({"key": key, "verdict": dataclasses.asdict(verdict)}) + "\n")
+            self._file.flush()
+
+    def clear(self) -> None:
+        """Forgets everything: call after the checkpoint that makes it needless."""
+        self._verdicts.clear()
+        self._file.truncate(0)
+
+    def __len__(self) -> int:
+        return len(self._verdicts)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _key(phase: str, index: int, task: Task, source: str) -> str:
+    digest = hashlib.sha256(f"{task.name}\x1f{task.reference}\x1f{source}".encode()).hexdigest()[:24]
+    return f"{phase}/{index}/{digest}"
+
+
+@dataclasses.dataclass(kw_only=True)
+class SandboxJudge:
+    """Judges through a running sandbox, waiting and retrying where it may come back.
+
+    Attributes:
+        client: the connection; its `retry_for_s` says how long a dead or busy sandbox is waited for.
+        device: device of the tasks, e.g. "cpu" or "cuda:0".
+        language, form: of every candidate (see DESIGN 2.2).
+        options: evaluation options sent with every request; `verify_options` for verifications.
+        journal: where verdicts are kept until the next checkpoint, or None.
+        max_parallel: tasks in flight at once.
+    """
+
+    client: SandboxClient
+    device: str
+    language: str
+    form: str
+    options: Options
+    verify_options: Options
+    journal: Journal | None = None
+    max_parallel: int = 8
+
+    def _task(self, task: Task) -> TaskSpec:
+        return TaskSpec(reference=task.reference, name=task.name, dtype=task.dtype, device=self.device)
+
+    def _candidate(self, source: str) -> Candidate:
+        return Candidate(source=source, language=self.language, form=self.form)
+
+    def evaluate(self, requests, *, phase, progress=None):
+        keys = [_key(phase, i, r.task, r.source) for i, r in enumerate(requests)]
+        verdicts: list[Verdict | None] = [self.journal.get(k) if self.journal else None for k in keys]
+        if progress is not None:
+            progress(sum(v is not None for v in verdicts))
+        by_task: dict[str, list[int]] = {}
+        for i, request in enumerate(requests):
+            if verdicts[i] is None:
+                by_task.setdefault(request.task.name, []).append(i)
+
+        def judge(indices: list[int]) -> None:
+            # One candidate text is sent once however often it was sampled; each sample gets the same verdict.
+            distinct: dict[str, list[int]] = {}
+            for i in indices:
+                distinct.setdefault(requests[i].source, []).append(i)
+            sources = list(distinct)
+            for start in range(0, len(sources), 64):
+                part = sources[start : start + 64]
+
+                def arrived(position: int, result, part=part) -> None:
+                    verdict = Verdict.from_result(result)
+                    for i in distinct[part[position]]:
+                        verdicts[i] = verdict
+                        if self.journal is not None:
+                            self.journal.put(keys[i], verdict)
+                        if progress is not None:
+                            progress(1)
+
+                self.client.evaluate(
+                    self._task(requests[indices[0]].task),
+                    [self._candidate(s) for s in part],
+                    self.options,
+                    on_result=arrived,
+                )
+
+        with concurrent.futures.ThreadPoolExecutor(max_workers=self.max_parallel) as pool:
+            futures = [pool.submit(judge, indices) for indices in by_task.values()]
+            try:
+                for future in concurrent.futures.as_completed(futures):
+                    future.result()
+            except BaseException:
+                for future in futures:
+                    future.cancel()
+                raise
+        return verdicts
+
+    def verify(self, arms, *, phase):
+        flat = [(a, kind, i) for a, arm in enumerate(arms) for kind in ("control", "treated") for i in range(len(getattr(arm, kind)))]
+        keys = [_key(f"{phase}/{kind}", i, arms[a].task, getattr(arms[a], kind)[i]) for a, kind, i in flat]
+        found = [self.journal.get(k) if self.journal else None for k in keys]
+        if any(v is None for v in found):
+            # Arms are only comparable when judged together, so a half-finished verification is asked for whole.
+            result = self.client.verify(
+                [
+                    VerificationTask(
+                        task=self._task(arm.task),
+                        control=[self._candidate(s) for s in arm.control],
+                        treated=[self._candidate(s) for s in arm.treated],
+                    )
+                    for arm in arms
+                ],
+                self.verify_options,
+            )
+            found = [Verdict.from_result(getattr(result.arms[a], kind)[i]) for a, kind, i in flat]
+            if self.journal is not None:
+                for key, verdict in zip(keys, found, strict=True):
+                    self.journal.put(key, verdict)
+        out = [([], []) for _ in arms]
+        for (a, kind, _), verdict in zip(flat, found, strict=True):
+            out[a][0 if kind == "control" else 1].append(verdict)
+        return out

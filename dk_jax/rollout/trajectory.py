@@ -1,0 +1,192 @@
+"""What a rollout leaves behind: verdicts, turns and token trajectories, all plain data that goes to JSON and back.
+
+A trajectory is the unit of learning: one agent's token sequence with its sampled spans. Turns of different rollouts never
+share a trajectory, so advantages can't mix across them (DESIGN 3.4).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+STAGES = ("queued", "built", "loaded", "correct", "timed")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """The part of a sandbox result that the learner uses.
+
+    Attributes:
+        outcome: one of the sandbox's outcome classes, or "no_kernel" when the message held no candidate to judge.
+        stage: furthest stage reached (see STAGES).
+        reward: the sandbox's total reward, 0 when not correct.
+        speedup: eager time / candidate time; 0 when not correct or not timed.
+        noisy: the speedup's interval straddles 1.
+        coverage: share of device time in the candidate's own kernels, or None when not measured.
+        feedback: short text for the next turn.
+        cached: the sandbox had judged this candidate before.
+    """
+
+    outcome: str
+    stage: str
+    reward: float
+    speedup: float
+    noisy: bool
+    coverage: float | None
+    feedback: str
+    cached: bool = False
+
+    @property
+    def correct(self) -> bool:
+        return self.outcome == "ok"
+
+    @property
+    def compiled(self) -> bool:
+        return STAGES.index(self.stage) >= STAGES.index("built")
+
+    @classmethod
+    def from_result(cls, result: Any) -> Verdict:
+        """Takes a sandbox.protocol.EvaluationResult; raises ValueError if it is not a finished verdict."""
+        if result.state != "done" or result.outcome is None:
+            raise ValueError(f"evaluation {result.id} has no verdict yet (state {result.state!r})")
+        ok = result.outcome == "ok"
+        return cls(
+            outcome=result.outcome,
+            stage=result.stage,
+            reward=float(result.reward.total),
+            speedup=float(result.timing.speedup) if ok and result.timing is not None else 0.0,
+            noisy=bool(result.timing.noisy) if result.timing is not None else False,
+            coverage=result.coverage,
+            feedback=result.feedback,
+            cached=result.cached,
+        )
+
+    @classmethod
+    def without_kernel(cls, reason: str, *, penalty: float = 0.0) -> Verdict:
+        """The verdict on a message from which no candidate could be read."""
+        return cls(
+            outcome="no_kernel",
+            stage="queued",
+            reward=-penalty,
+            speedup=0.0,
+            noisy=False,
+            coverage=None,
+            feedback=f"no kernel found: {reason}",
+        )
+
+
+@dataclasses.dataclass(kw_only=True)
+class Turn:
+    """One sampled message: its text, the candidate read from it, and the verdict (policy turns only)."""
+
+    text: str
+    stop: str
+    source: str | None = None
+    error: str = ""
+    verdict: Verdict | None = None
+    reward: float = 0.0
+
+
+@dataclasses.dataclass(kw_only=True)
+class Trajectory:
+    """One agent's token sequence.
+
+    Attributes:
+        agent: "selection", "policy" or "summary".
+        task: name of the task.
+        group: the baseline group; trajectories with equal (agent, group) are compared with one another.
+        scheme: index of the selection scheme within the task (k = the null scheme), -1 for none.
+        member: index within the scheme (policy) or the trigger (summary).
+        tokens: the whole sequence, prompt and answers, as it was sampled.
+        turn_index: for each token the turn that sampled it, or -1 for prompt and feedback tokens.
+        logp_model: log-probability of each sampled token under the raw model (0 elsewhere).
+        turns: texts and verdicts.
+        rewards: reward of each turn.
+        advantages: advantage of each turn (filled in by `dk_jax.train.credit`).
+        skills: names of the skills in the prompt.
+    """
+
+    agent: str
+    task: str
+    group: str
+    scheme: int = -1
+    member: int = 0
+    tokens: list[int] = dataclasses.field(default_factory=list)
+    turn_index: list[int] = dataclasses.field(default_factory=list)
+    logp_model: list[float] = dataclasses.field(default_factory=list)
+    turns: list[Turn] = dataclasses.field(default_factory=list)
+    rewards: list[float] = dataclasses.field(default_factory=list)
+    advantages: list[float] = dataclasses.field(default_factory=list)
+    skills: tuple[str, ...] = ()
+
+    def append_prompt(self, tokens: Iterable[int]) -> None:
+        tokens = list(tokens)
+        self.tokens += tokens
+        self.turn_index += [-1] * len(tokens)
+        self.logp_model += [0.0] * len(tokens)
+
+    def append_sample(self, tokens: Iterable[int], logp_model: Iterable[float]) -> None:
+        tokens, logp_model = list(tokens), [float(p) for p in logp_model]
+        if len(tokens) != len(logp_model):
+            raise ValueError(f"{len(tokens)} sampled tokens but {len(logp_model)} log-probs ({self.agent}, {self.task})")
+        turn = max((t for t in self.turn_index), default=-1) + 1
+        self.tokens += tokens
+        self.turn_index += [turn] * len(tokens)
+        self.logp_model += logp_model
+
+    @property
+    def verdicts(self) -> list[Verdict]:
+        return [turn.verdict for turn in self.turns if turn.verdict is not None]
+
+    @property
+    def best(self) -> Turn | None:
+        """The correct turn with the highest speedup, or None."""
+        correct = [t for t in self.turns if t.verdict is not None and t.verdict.correct]
+        return max(correct, key=lambda t: t.verdict.speedup) if correct else None
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Trajectory:
+        data = dict(data)
+        data["turns"] = [
+            Turn(**{**turn, "verdict": Verdict(**turn["verdict"]) if turn["verdict"] else None}) for turn in data["turns"]
+        ]
+        data["skills"] = tuple(data["skills"])
+        return cls(**data)
+
+
+def save_trajectories(path: Path, trajectories: Iterable[Trajectory]) -> None:
+    """Writes one JSON line a trajectory, complete or not at all."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(path.suffix + ".part")
+    with open(partial, "w", encoding="utf-8") as file:
+        for trajectory in trajectories:
+            file.write(json.dumps(trajectory.to_dict()) + "\n")
+    partial.replace(path)
+
+
+def load_trajectories(path: Path) -> list[Trajectory]:
+    """Reads what `save_trajectories` wrote; a bad line is named with its number."""
+    out = []
+    with open(path, encoding="utf-8") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                out.append(Trajectory.from_dict(json.loads(line)))
+            except (ValueError, KeyError, TypeError) as error:
+                raise ValueError(
+                    f"{path}:{number}: not a trajectory ({error}). Write the file again with --mode=rollout_only."
+                ) from error
+    return out
+
+
+def derive_seed(*parts: object) -> int:
+    """A 63-bit seed that depends on the parts alone, the same on every machine and in every process."""
+    text = "\x1f".join(str(part) for part in parts)
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1

@@ -1,0 +1,415 @@
+"""The phases of a run, each resumable: corpus -> codec -> cold start -> evaluation -> RL -> evaluation -> report.
+
+One RL step (DESIGN 3.3, 3.4):
+
+    1. take the step's B tasks; sample k skill selections for each, add the null scheme
+    2. n rollouts a scheme, T turns each, every turn judged by the sandbox
+    3. summaries of rollouts that improved on themselves; verification of each proposed skill by paired arms
+    4. leave-one-out advantages per agent; one joint update on all three agents' tokens
+    5. commit the step's skills, write the checkpoint, forget the journal
+
+A run killed anywhere is started again by the same command: finished phases are read back, the RL phase goes on from its newest
+checkpoint, skills committed after that checkpoint are rolled back, and verdicts already received are taken from the journal.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import json
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+from tqdm import tqdm
+
+from dk_jax.evaluation import heldout
+from dk_jax.evaluation.report import write_report
+from dk_jax.generation.sampler import SamplerConfig, make_sampler
+from dk_jax.metrics import Metrics
+from dk_jax.models.config import AGENTS
+from dk_jax.models.lora import combine
+from dk_jax.rollout.episode import Speaker, StepRollouts, collect, task_view
+from dk_jax.rollout.judge import Journal
+from dk_jax.rollout.trajectory import Trajectory, load_trajectories, save_trajectories
+from dk_jax.rollout.verify import Verifier
+from dk_jax.sft import training as sft
+from dk_jax.sft.corpus import CorpusConfig, build_corpus
+from dk_jax.sft.samples import SampleConfig, load_kernels, make_samples, save_kernels, to_row
+from dk_jax.skills.library import SkillLibrary
+from dk_jax.train import setup
+from dk_jax.train.credit import assign
+from dk_jax.train.batch import microbatches
+from dk_jax.train.state import Checkpoints, TrainState
+from dk_jax.train.update import LossConfig, Updater, make_optimizer
+
+log = logging.getLogger(__name__)
+PHASES = ("corpus", "sft", "eval_sft", "rl", "eval_rl", "report")
+
+
+class Run:
+    """One run in one workdir.
+
+    Args:
+        cfg: the recipe.
+        workdir: where everything goes; one run at a time may use it.
+        socket: a running sandbox, or "" for phases that need none.
+        make_judge: builds the judge from (cfg, socket, journal); tests pass a scripted one.
+    """
+
+    def __init__(self, cfg: ConfigDict, workdir: Path, socket: str, make_judge: Callable[..., Any] = setup.make_judge):
+        self.cfg, self.workdir = cfg, Path(workdir)
+        self.workdir.mkdir(parents=True, exist_ok=True)
+        self._lock = open(self.workdir / ".lock", "w")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise setup.ConfigError(f"another run is using {self.workdir}: wait for it, or choose another --workdir") from error
+        setup.remember_config(cfg, self.workdir)
+        self.tasks = setup.load_tasks(cfg)
+        self.views = {
+            t.name: task_view(t, language=cfg.sandbox.language, form=cfg.sandbox.form)
+            for t in (*self.tasks.train, *self.tasks.held_out, *self.tasks.generated)
+        }
+        self.metrics = Metrics(self.workdir)
+        self.library = SkillLibrary(self.workdir / "library.sqlite")
+        self.rollout_config = setup.rollout_config(cfg)
+        self._socket, self._make_judge = socket, make_judge
+        self._model: setup.Model | None = None
+
+    def close(self) -> None:
+        self.metrics.close()
+        self.library.close()
+        self._lock.close()
+
+    def judge(self, phase: str):
+        """A judge whose journal belongs to a phase."""
+        return self._make_judge(self.cfg, self._socket, Journal(self.workdir / f"journal_{phase}.jsonl"))
+
+    # --- corpus and codec -------------------------------------------------------------------------------------------
+
+    def corpus(self):
+        """Judged kernels of the cold start: read back, or generated and judged now."""
+        path = self.workdir / "corpus.jsonl"
+        if path.exists():
+            return load_kernels(path)
+        variants, _ = setup.kernel_variants(self.cfg.sandbox.language)
+        tasks = (*self.tasks.train, *self.tasks.generated)
+        started = time.monotonic()
+        with tqdm(total=len(tasks) * self.cfg.corpus.variants_per_task, desc="judging the corpus", unit="kernel") as bar:
+            kernels, counts = build_corpus(
+                tasks,
+                variants,
+                self.judge("corpus"),
+                config=CorpusConfig(
+                    variants_per_task=self.cfg.corpus.variants_per_task, wrong_share=self.cfg.corpus.wrong_share
+                ),
+                seed=self.cfg.seed,
+                progress=bar.update,
+            )
+        save_kernels(path, kernels)
+        (self.workdir / "journal_corpus.jsonl").unlink(missing_ok=True)
+        self.metrics.scalars("corpus", 0, {**counts, "seconds": time.monotonic() - started})
+        return kernels
+
+    def samples(self):
+        """The cold start's samples, the same for the same corpus and config."""
+        _, topics = setup.kernel_variants(self.cfg.sandbox.language)
+        config = SampleConfig(
+            style=self.cfg.style,
+            samples_per_task=self.cfg.corpus.samples_per_task,
+            wrong_share=self.cfg.corpus.wrong_share,
+            max_skills=self.cfg.rollout.max_skills,
+            headers=self.cfg.rollout.headers,
+        )
+        return make_samples(self.views, self.corpus(), topics(), config=config, seed=self.cfg.seed)
+
+    @property
+    def model(self) -> setup.Model:
+        """Backbone and codec, made once."""
+        if self._model is None:
+            codec = setup.make_codec(
+                self.cfg, self.workdir, lambda: [text for sample in self.samples() for text in sample.texts]
+            )
+            self._model = setup.make_model(self.cfg, codec)
+        return self._model
+
+    # --- cold start -------------------------------------------------------------------------------------------------
+
+    def sft(self) -> TrainState:
+        """Cold-start training; returns (or restores) its final state."""
+        model, c = self.model, self.cfg.sft
+        updater = Updater(
+            model.static,
+            make_optimizer(
+                lr=c.lr, warmup=c.warmup, steps=c.steps, weight_decay=c.weight_decay, clip_norm=c.clip_norm, decay=True
+            ),
+            LossConfig(kind="nll"),
+        )
+        state = self._fresh_state(updater)
+        checkpoints = Checkpoints(self.workdir / "checkpoints" / "sft", keep=1)
+        if checkpoints.latest_step == c.steps:
+            return checkpoints.restore(state)
+        rows = [to_row(sample, model.codec) for sample in self.samples()]
+        with tqdm(total=c.steps, desc="cold start", unit="step", initial=checkpoints.latest_step or 0) as bar:
+
+            def report(step: int, metrics: dict[str, float]) -> None:
+                self.metrics.scalars("sft", step, metrics)
+                bar.update(1)
+                bar.set_postfix(loss=f"{metrics['loss']:.3f}")
+
+            config = sft.SFTConfig(
+                steps=c.steps, batch=c.batch, microbatch=c.microbatch, max_tokens=c.max_tokens, checkpoint_every=c.checkpoint_every
+            )
+            state = sft.train(
+                rows, updater, checkpoints, state, model.frozen, config=config, seed=self.cfg.seed, report=report
+            )
+        checkpoints.close()
+        return state
+
+    def _fresh_state(self, updater: Updater, trainable: Any = None) -> TrainState:
+        # A copy: updates donate their buffers, and the model's initial parameters must outlive them.
+        start = self.model.trainable if trainable is None else trainable
+        trainable = jax.tree.map(lambda leaf: leaf.copy(), start)
+        return TrainState(step=0, trainable=trainable, opt_state=updater.optimizer.init(trainable), record={})
+
+    # --- sampling ---------------------------------------------------------------------------------------------------
+
+    def sampler(self, *, temperature: float, top_p: float = 1.0):
+        r = self.cfg.rollout
+        return make_sampler(
+            self.model.static,
+            SamplerConfig(
+                max_new_tokens=max(r.max_policy_tokens, r.max_selection_tokens, r.max_summary_tokens),
+                temperature=temperature,
+                top_p=top_p,
+                eos_id=self.model.codec.eos_id,
+                pad_id=self.model.codec.pad_id,
+                max_batch=r.max_rows,
+                max_length=r.max_context_tokens,
+            ),
+        )
+
+    def speaker(self, sampler, trainable: Any) -> Speaker:
+        return Speaker(
+            sampler=sampler,
+            params=combine(trainable, self.model.frozen),
+            codec=self.model.codec,
+            max_context_tokens=self.cfg.rollout.max_context_tokens,
+        )
+
+    # --- evaluation -------------------------------------------------------------------------------------------------
+
+    def evaluate(self, phase: str, trainable: Any) -> dict[str, Any]:
+        """Held-out scores, with the library as it is now; read back if the phase has finished before."""
+        path = self.workdir / f"{phase}.json"
+        if path.exists():
+            return json.loads(path.read_text(encoding="utf-8"))
+        c = self.cfg.evaluation
+        tasks = self.tasks.held_out[: c.max_tasks] if c.max_tasks else self.tasks.held_out
+        with tqdm(total=len(tasks) * c.samples * c.turns, desc=f"{phase}: held-out tasks", unit="turn") as bar:
+            trajectories = heldout.evaluate(
+                self.speaker(self.sampler(temperature=c.temperature, top_p=c.top_p), trainable),
+                self.judge(phase),
+                tasks,
+                self.library.active(),
+                config=self.rollout_config,
+                samples=c.samples,
+                turns=c.turns,
+                seed=self.cfg.seed,
+                phase="eval",
+                greedy_speaker=self.speaker(self.sampler(temperature=0.0), trainable),
+                progress=bar.update,
+            )
+        save_trajectories(self.workdir / "rollouts" / f"{phase}.jsonl", trajectories)
+        scores = heldout.save_scores(path, trajectories, turns=c.turns)
+        last = scores["last_turn"]
+        self.metrics.scalars(
+            "eval",
+            0 if phase == "eval_sft" else self.cfg.rl.steps,
+            {k: last[k] for k in ("compiled", "correct", "mean_speedup", "geomean_correct")}
+            | {f"fast_{p}": share for p, share in last["fast"].items()},
+        )
+        return scores
+
+    # --- RL ---------------------------------------------------------------------------------------------------------
+
+    def rl_updater(self) -> Updater:
+        c = self.cfg.rl
+        return Updater(
+            self.model.static,
+            make_optimizer(
+                lr=c.lr, warmup=c.warmup, steps=c.steps, weight_decay=c.weight_decay, clip_norm=c.clip_norm, decay=False
+            ),
+            LossConfig(kind="policy", clip_low=c.clip_low, clip_high=c.clip_high, dual_clip=c.dual_clip),
+        )
+
+    def rl(self, start: Any) -> TrainState:
+        """Joint RL from the cold start's parameters (or the newest checkpoint) to `rl.steps`."""
+        c = self.cfg.rl
+        updater = self.rl_updater()
+        checkpoints = Checkpoints(self.workdir / "checkpoints" / "rl")
+        state = self._fresh_state(updater, start)
+        restored = checkpoints.restore(state)
+        if restored is None:
+            state.record = {"seed": self.cfg.seed, "judged": 0}
+            self.library.rollback_to(0)
+            checkpoints.save(state)
+        else:
+            state = restored
+            self.library.rollback_to(state.step)
+        if state.step >= c.steps:
+            checkpoints.close()
+            return state
+        judge = self.judge("rl")
+        verifier = Verifier.from_config(self.cfg, self.tasks.siblings)
+        sampler = self.sampler(temperature=self.cfg.rollout.temperature)
+        r = self.cfg.rollout
+        turns = r.tasks * (r.selections + 1) * r.rollouts * r.turns
+        with tqdm(total=c.steps, desc="joint RL", unit="step", initial=state.step) as bar:
+            while state.step < c.steps:
+                started = time.monotonic()
+                with tqdm(total=turns, desc=f"  step {state.step + 1}", unit="turn", leave=False) as inner:
+                    rollouts = self.collect(state, sampler, judge, verifier, progress=inner.update)
+                collected = time.monotonic()
+                state, metrics = self.learn(state, rollouts, updater)
+                verifier.stage(self.library, rollouts.proposals, step=state.step)
+                self._stage_usage(rollouts)
+                self.library.commit(state.step)
+                if state.step % c.checkpoint_every == 0 or state.step == c.steps:
+                    checkpoints.save(state)
+                    judge.journal.clear()
+                if c.keep_rollouts:
+                    save_trajectories(self.workdir / "rollouts" / f"step_{state.step:05d}.jsonl", rollouts.trajectories)
+                metrics |= {"collect_s": collected - started, "update_s": time.monotonic() - collected}
+                counts = self.library.counts()
+                metrics |= {f"skills_{k}": float(counts[k]) for k in ("proposed", "verified", "active")}
+                self.metrics.scalars("rl", state.step, metrics)
+                self._log_examples(state.step, rollouts)
+                bar.update(1)
+                bar.set_postfix(
+                    reward=f"{metrics['reward']:.2f}",
+                    correct=f"{metrics['correct']:.0%}",
+                    speedup=f"{metrics['speedup']:.2f}",
+                    skills=int(counts["active"]),
+                )
+        checkpoints.close()
+        return state
+
+    def collect(self, state: TrainState, sampler, judge, verifier, progress=None) -> StepRollouts:
+        """The rollouts of the step after `state`."""
+        tasks = setup.step_tasks(self.tasks.train, state.step, count=self.cfg.rollout.tasks, seed=self.cfg.seed)
+        return collect(
+            self.speaker(sampler, state.trainable),
+            judge,
+            verifier,
+            tasks,
+            self.library.active(),
+            config=self.rollout_config,
+            seed=self.cfg.seed,
+            step=state.step,
+            progress=progress,
+        )
+
+    def learn(self, state: TrainState, rollouts: StepRollouts, updater: Updater) -> tuple[TrainState, dict[str, float]]:
+        """One joint update on all three agents' tokens."""
+        rows, metrics = assign(rollouts, config=setup.credit_config(self.cfg), seed=self.cfg.seed, step=state.step)
+        metrics |= rollout_metrics(rollouts)
+        trainable, opt_state = state.trainable, state.opt_state
+        if rows:
+            batches = microbatches(rows, size=self.cfg.rl.microbatch)
+            trainable, opt_state, found = updater.update(trainable, self.model.frozen, opt_state, batches)
+            metrics |= found
+            for agent in AGENTS:
+                metrics[f"sequences_{agent}"] = float(sum(row.agent == AGENTS.index(agent) for row in rows))
+        else:
+            log.warning("step %d: no group of rollouts differs in return, nothing to learn", state.step + 1)
+        record = dict(state.record)
+        record["judged"] = int(record.get("judged", 0)) + sum(len(t.verdicts) for t in rollouts.of("policy"))
+        return TrainState(step=state.step + 1, trainable=trainable, opt_state=opt_state, record=record), metrics
+
+    def _stage_usage(self, rollouts: StepRollouts) -> None:
+        for t in rollouts.of("selection"):
+            for name in t.skills:
+                self.library.stage_usage(name, selected=1, reward=t.rewards[0] if t.rewards else 0.0)
+
+    def _log_examples(self, step: int, rollouts: StepRollouts) -> None:
+        best = max(rollouts.of("policy"), key=lambda t: t.best.verdict.speedup if t.best else 0.0)
+        if best.best is not None:
+            text = f"{best.task}: {best.best.verdict.speedup:.2f}x\n\n```\n{best.best.source}\n```"
+            self.metrics.text("rl/best_kernel", step, text)
+
+    # --- all of it --------------------------------------------------------------------------------------------------
+
+    def all(self) -> dict[str, Any]:
+        """Every phase in turn; returns scores before and after, skill counts, and paths."""
+        cold = self.sft()
+        before = self.evaluate("eval_sft", cold.trainable)
+        final = self.rl(cold.trainable)
+        after = self.evaluate("eval_rl", final.trainable)
+        report = write_report(self.workdir)
+        self.library.export_jsonl(self.workdir / "library.jsonl")
+        return {
+            "before": before,
+            "after": after,
+            "skills": self.library.counts(),
+            "paths": {
+                "report": report,
+                "tensorboard": self.metrics.directory,
+                "library": self.workdir / "library.sqlite",
+                "checkpoint": self.workdir / "checkpoints" / "rl" / str(final.step),
+            },
+        }
+
+    def rollout_only(self, path: Path) -> int:
+        """Writes the trajectories of the next RL step, with advantages, without learning from them; returns their number."""
+        updater = self.rl_updater()
+        state = Checkpoints(self.workdir / "checkpoints" / "rl").restore(self._fresh_state(updater, self.sft().trainable))
+        state = state or self._fresh_state(updater, self.sft().trainable)
+        verifier = Verifier.from_config(self.cfg, self.tasks.siblings)
+        rollouts = self.collect(state, self.sampler(temperature=self.cfg.rollout.temperature), self.judge("rollout"), verifier)
+        assign(rollouts, config=setup.credit_config(self.cfg), seed=self.cfg.seed, step=state.step)
+        save_trajectories(path, rollouts.trajectories)
+        return len(rollouts.trajectories)
+
+    def train_from(self, path: Path) -> dict[str, float]:
+        """One update from a file of trajectories, checkpointed as the next RL step. Their rewards stand as they were judged."""
+        trajectories = load_trajectories(path)
+        updater = self.rl_updater()
+        checkpoints = Checkpoints(self.workdir / "checkpoints" / "rl")
+        fresh = self._fresh_state(updater, self.sft().trainable)
+        state = checkpoints.restore(fresh) or fresh
+        state, metrics = self.learn(state, StepRollouts(trajectories=trajectories, proposals=[]), updater)
+        checkpoints.save(state)
+        self.metrics.scalars("rl", state.step, metrics)
+        return metrics
+
+
+def rollout_metrics(rollouts: StepRollouts) -> dict[str, float]:
+    """What one step's policy rollouts were worth, and how they went."""
+    policy: list[Trajectory] = [t for t in rollouts.of("policy") if t.rewards]
+    verdicts = [v for t in policy for v in t.verdicts]
+    first = [t.verdicts[0] for t in policy]
+    speedups = [v.speedup if v.correct else 0.0 for v in verdicts]
+    proposals = rollouts.proposals
+    return {
+        "reward": float(np.mean([max(t.rewards) for t in policy])),
+        "compiled": float(np.mean([v.compiled for v in verdicts])),
+        "correct": float(np.mean([v.correct for v in verdicts])),
+        "correct_first_turn": float(np.mean([v.correct for v in first])),
+        "speedup": float(np.mean(speedups)),
+        "fast_1": float(np.mean([s >= 1.0 for s in speedups])),
+        "fast_1.5": float(np.mean([s >= 1.5 for s in speedups])),
+        "noisy": float(np.mean([v.noisy for v in verdicts])),
+        "distinct": len({turn.source for t in policy for turn in t.turns if turn.source}) / max(len(verdicts), 1),
+        "truncated": float(np.mean([turn.stop != "eos" for t in policy for turn in t.turns])),
+        "proposals": float(len(proposals)),
+        "proposals_accepted": float(sum(p.accepted for p in proposals)),
+    }
+
+

@@ -1,0 +1,260 @@
+"""Builds the parts of a run from its config: tasks, backbone, codec, judge. Only names and numbers are read here."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+from ml_collections import ConfigDict
+
+from dk_jax.generation.tokenizer import Codec, load_codec, train_codec
+from dk_jax.models.backbone import build_backbone
+from dk_jax.models.config import BackboneConfig
+from dk_jax.models.lora import partition, trainable_mask
+from dk_jax.rollout.episode import RolloutConfig
+from dk_jax.rollout.judge import Journal, SandboxJudge
+from dk_jax.rollout.trajectory import derive_seed
+from dk_jax.sft.corpus import Variant
+from dk_jax.tasks.builtin import builtin_suite
+from dk_jax.tasks.generate import generate_tasks
+from dk_jax.tasks.kernelbench import load_kernelbench
+from dk_jax.tasks.task import Task
+from dk_jax.train.credit import CreditConfig
+from sandbox.client import SandboxClient
+from sandbox.protocol import Options, RewardSpec
+
+
+class ConfigError(ValueError):
+    """A config that can't work; the message names the key."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TaskSets:
+    """Tasks of a run: RL trains on `train`, the cold start also on `generated`, evaluation on `held_out`."""
+
+    train: tuple[Task, ...]
+    held_out: tuple[Task, ...]
+    generated: tuple[Task, ...]
+
+    def siblings(self, task: Task) -> tuple[Task, ...]:
+        """Other training tasks of the same family."""
+        return tuple(t for t in self.train if t.family == task.family and t.name != task.name)
+
+
+def load_tasks(cfg: ConfigDict) -> TaskSets:
+    """Tasks by config: `builtin`, or a `kernelbench` directory (its held-out split is every fourth family by name)."""
+    levels = set(cfg.tasks.levels)
+    if cfg.tasks.source == "builtin":
+        suite = builtin_suite(cfg.tasks.size)
+        tasks = [t for t in suite.tasks if t.level in levels]
+        excluded = tuple(dict.fromkeys(t.family for t in suite.held_out))
+        generated = generate_tasks(cfg.seed, cfg.tasks.generated, cfg.tasks.size, excluded) if cfg.tasks.generated else []
+    elif cfg.tasks.source == "kernelbench":
+        tasks, generated = load_kernelbench(Path(cfg.tasks.directory), tuple(sorted(levels))), []
+    else:
+        raise ConfigError(f"tasks.source is {cfg.tasks.source!r}: use 'builtin' or 'kernelbench'")
+    train = tuple(t for t in tasks if t.split == "train")
+    held_out = tuple(t for t in tasks if t.split == "held_out")
+    if not train or not held_out:
+        raise ConfigError(
+            f"tasks.levels={tuple(sorted(levels))} leaves {len(train)} training and {len(held_out)} held-out tasks: both must be > 0"
+        )
+    return TaskSets(train=train, held_out=held_out, generated=tuple(generated))
+
+
+def step_tasks(tasks: Sequence[Task], step: int, *, count: int, seed: int) -> list[Task]:
+    """The tasks of a step: `count` next ones in an endless sequence of shuffled epochs, distinct within the step."""
+    if count > len(tasks):
+        raise ConfigError(f"rollout.tasks={count} but there are only {len(tasks)} training tasks")
+    per_epoch = len(tasks) // count
+    epoch, offset = divmod(step, per_epoch)
+    order = sorted(range(len(tasks)), key=lambda i: derive_seed(seed, "epoch", epoch, tasks[i].name))
+    return [tasks[i] for i in order[offset * count : (offset + 1) * count]]
+
+
+def kernel_variants(language: str) -> tuple[Callable[[Task], Sequence[Variant]], Callable[[], Sequence[Any]]]:
+    """The cold start's kernel generator and skill topics of a language."""
+    if language == "cpp":
+        from dk_jax.sft.cpp_kernels import cpp_variants
+        from dk_jax.sft.skill_topics import skill_catalogue
+
+        return cpp_variants, skill_catalogue
+    if language == "triton":
+        from dk_jax.sft.triton_kernels import triton_variants
+        from dk_jax.sft.triton_topics import triton_catalogue
+
+        return triton_variants, triton_catalogue
+    raise ConfigError(f"sandbox.language is {language!r}: the cold start can write 'cpp' and 'triton' kernels")
+
+
+@dataclasses.dataclass(kw_only=True)
+class Model:
+    """Backbone, its split parameters, and the codec."""
+
+    static: Any
+    trainable: Any
+    frozen: Any
+    codec: Codec
+    config: BackboneConfig
+
+
+def make_codec(cfg: ConfigDict, workdir: Path, texts: Callable[[], Sequence[str]]) -> Codec:
+    """The codec of the run, kept in workdir/codec; trained on `texts()` the first time, or the model's own."""
+    directory = workdir / "codec"
+    if (directory / "done").exists():
+        return load_codec(directory)
+    if cfg.codec.kind == "train":
+        codec = train_codec(list(texts()), cfg.codec.vocab_size)
+    elif cfg.codec.kind == "model" and cfg.model.init == "smollm2":
+        from dk_jax.interop.smollm2 import load
+
+        codec = load().codec
+    else:
+        raise ConfigError(f"codec.kind={cfg.codec.kind!r} with model.init={cfg.model.init!r}: use 'train', or 'model' with 'smollm2'")
+    directory.mkdir(parents=True, exist_ok=True)
+    codec.save(directory)
+    (directory / "done").touch()
+    return codec
+
+
+def make_model(cfg: ConfigDict, codec: Codec) -> Model:
+    """Backbone with fresh or loaded weights, split into what is trained and what is frozen."""
+    m = cfg.model
+    key = jax.random.key(derive_seed(cfg.seed, "init") & 0xFFFFFFFF)
+    if m.init == "scratch":
+        config = BackboneConfig(
+            family=m.family,
+            vocab_size=codec.vocab_size,
+            d_model=m.d_model,
+            n_layers=m.n_layers,
+            n_heads=m.n_heads,
+            n_kv_heads=m.n_kv_heads,
+            head_dim=m.head_dim,
+            d_ff=m.d_ff,
+            rope_theta=m.rope_theta,
+            norm_eps=m.norm_eps,
+            tie_embeddings=m.tie_embeddings,
+            compute_dtype=m.compute_dtype,
+            head_rank=m.head_rank,
+            lora_rank=m.lora_rank,
+            lora_alpha=m.lora_alpha,
+            remat=m.remat,
+        )
+        static, params = build_backbone(config, key)
+    elif m.init == "smollm2":
+        from dk_jax.interop.smollm2 import load
+
+        loaded = load(
+            compute_dtype=m.compute_dtype,
+            head_rank=m.head_rank,
+            lora_rank=m.lora_rank,
+            lora_alpha=m.lora_alpha,
+            remat=m.remat,
+            key=key,
+        )
+        config, static, params = loaded.config, loaded.static, loaded.params
+    else:
+        raise ConfigError(f"model.init is {m.init!r}: use 'scratch' or 'smollm2'")
+    trainable, frozen = partition(params, trainable_mask(static, params, m.train))
+    return Model(static=static, trainable=trainable, frozen=frozen, codec=codec, config=config)
+
+
+def make_judge(cfg: ConfigDict, socket: str, journal: Journal | None) -> SandboxJudge:
+    """A judge on a running sandbox. Raises ConfigError where that sandbox can't judge this config's language."""
+    s = cfg.sandbox
+    options = Options(
+        correctness_trials=s.correctness_trials,
+        timing=s.timing,
+        profile=s.device != "cpu" and cfg.reward.w_coverage > 0,
+        reward=RewardSpec(**cfg.reward.to_dict()),
+        build_s=s.build_s,
+        load_s=s.load_s,
+        check_s=s.check_s,
+        time_s=s.time_s,
+    )
+    client = SandboxClient(socket, retry_for_s=s.retry_for_s)
+    support = client.capabilities().languages.get(s.language)
+    if support is None or not support.available or s.form not in support.forms:
+        problem = support.problem if support is not None and support.problem else f"no form {s.form!r}"
+        raise ConfigError(f"the sandbox can't judge language {s.language!r}, form {s.form!r}: {problem}")
+    return SandboxJudge(
+        client=client,
+        device=s.device,
+        language=s.language,
+        form=s.form,
+        options=options,
+        verify_options=options,
+        journal=journal,
+        max_parallel=s.parallel_tasks,
+    )
+
+
+def rollout_config(cfg: ConfigDict) -> RolloutConfig:
+    r = cfg.rollout
+    return RolloutConfig(
+        selections=r.selections,
+        rollouts=r.rollouts,
+        turns=r.turns,
+        summaries=r.summaries,
+        style=cfg.style,
+        language=cfg.sandbox.language,
+        form=cfg.sandbox.form,
+        max_policy_tokens=r.max_policy_tokens,
+        max_selection_tokens=r.max_selection_tokens,
+        max_summary_tokens=r.max_summary_tokens,
+        max_context_tokens=r.max_context_tokens,
+        headers=r.headers,
+        max_skills=r.max_skills,
+        format_penalty=r.format_penalty,
+        alpha=cfg.skills.alpha,
+        beta=cfg.skills.beta,
+        max_triggers=cfg.skills.max_triggers,
+    )
+
+
+def credit_config(cfg: ConfigDict) -> CreditConfig:
+    return CreditConfig(
+        gamma=cfg.rl.gamma,
+        min_group_std=cfg.rl.min_group_std,
+        format_penalty=cfg.rollout.format_penalty,
+        summary_cap=cfg.skills.summary_cap,
+        weights=(cfg.rl.weight_selection, cfg.rl.weight_policy, cfg.rl.weight_summary),
+        loss_scale=cfg.rl.loss_scale,
+        profiling_low=cfg.rl.profiling_low,
+        profiling_width=cfg.rl.profiling_width,
+    )
+
+
+def remember_config(cfg: ConfigDict, workdir: Path) -> None:
+    """Writes the config to workdir/config.json, or checks that it is the one the workdir was started with.
+
+    Raises ConfigError naming the keys that differ: a run is resumed with its own config, or started in another workdir.
+    """
+    path = workdir / "config.json"
+    wanted = json.loads(json.dumps(cfg.to_dict(), sort_keys=True))
+    if not path.exists():
+        path.write_text(json.dumps(wanted, indent=1, sort_keys=True), encoding="utf-8")
+        return
+    found = json.loads(path.read_text(encoding="utf-8"))
+    a, b = dict(_flat(found)), dict(_flat(wanted))
+    differing = sorted(k for k in a.keys() | b.keys() if a.get(k) != b.get(k) and k not in _MAY_CHANGE)
+    if differing:
+        lines = ", ".join(f"{k}: {a.get(k, 'absent')} -> {b.get(k, 'absent')}" for k in differing)
+        raise ConfigError(f"{workdir} was started with another config ({lines}). Use that config, or another --workdir.")
+    path.write_text(json.dumps(wanted, indent=1, sort_keys=True), encoding="utf-8")
+
+
+# Numbers that say how long and where, not what is computed.
+_MAY_CHANGE = frozenset({"rl.steps", "sandbox.workers", "sandbox.retry_for_s", "sandbox.parallel_tasks", "evaluation.max_tasks"})
+
+
+def _flat(data: dict, prefix: str = ""):
+    for key, value in data.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value

@@ -1,0 +1,126 @@
+"""One update of the trainable parameters: gradients summed over microbatches, then one optimiser step.
+
+Both phases use it. Each sequence carries its weight, so the sum over microbatches is exactly the loss: in RL
+
+    L = sum_agents w_a * mean over a's sequences of (sum over tokens of clipped policy loss) / loss_scale        (DESIGN 3.4)
+
+and in the cold start the token mean of the negative log-likelihood. Frozen parameters (LoRA training) never meet the optimiser.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from dk_jax.models.log_probs import token_log_probs
+from dk_jax.models.lora import combine
+from dk_jax.rl.losses import clipped_policy_loss
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LossConfig:
+    """The loss of an update: "nll" (cold start) or "policy" (clipped policy gradient)."""
+
+    kind: Literal["nll", "policy"]
+    clip_low: float = 0.2
+    clip_high: float = 0.28
+    dual_clip: float = 3.0
+
+
+def make_optimizer(*, lr: float, warmup: int, steps: int, weight_decay: float, clip_norm: float, decay: bool) -> optax.GradientTransformation:
+    """AdamW after global-norm clipping; linear warm-up, then constant or (`decay`) cosine to a tenth of `lr`."""
+    if decay:
+        schedule = optax.warmup_cosine_decay_schedule(0.0, lr, max(warmup, 1), max(steps, warmup + 1), end_value=0.1 * lr)
+    else:
+        schedule = optax.linear_schedule(lr / max(warmup, 1), lr, max(warmup - 1, 1))
+    return optax.chain(
+        optax.clip_by_global_norm(clip_norm),
+        optax.adamw(schedule, b1=0.9, b2=0.95, weight_decay=weight_decay),
+    )
+
+
+class Updater:
+    """Compiled gradient and optimiser steps for one backbone.
+
+    Args:
+        static: the backbone's static part (dk_jax.models.backbone.build_backbone).
+        optimizer: an optax transformation.
+        loss: which loss.
+    """
+
+    def __init__(self, static: Any, optimizer: optax.GradientTransformation, loss: LossConfig):
+        self.optimizer = optimizer
+        self._gradient = jax.jit(partial(_gradient, static, loss), donate_argnums=(0,))
+        self._apply = jax.jit(partial(_apply, optimizer), donate_argnums=(0, 1, 2))
+
+    def update(
+        self,
+        trainable: Any,
+        frozen: Any,
+        opt_state: Any,
+        batches: Iterable[dict[str, np.ndarray]],
+        *,
+        progress: Callable[[], None] | None = None,
+    ) -> tuple[Any, Any, dict[str, float]]:
+        """Returns new (trainable, opt_state) and metrics. `trainable` and `opt_state` are donated.
+
+        Raises FloatingPointError, leaving nothing applied, when the gradient is not finite.
+        """
+        total = None
+        sums: dict[str, Any] = {}
+        for batch in batches:
+            if total is None:
+                total = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), trainable)
+            total, stats = self._gradient(total, trainable, frozen, batch)
+            sums = {k: sums[k] + v if k in sums else v for k, v in stats.items()}
+            if progress is not None:
+                progress()
+        if total is None:
+            raise ValueError("an update needs at least one microbatch")
+        norm = float(optax.global_norm(total))
+        if not np.isfinite(norm):
+            raise FloatingPointError(
+                f"the gradient is not finite (norm {norm}). Lower the learning rate, or look for a broken row in the last batch."
+            )
+        trainable, opt_state = self._apply(trainable, opt_state, total)
+        found = {k: float(v) for k, v in sums.items()}
+        tokens = max(found.pop("tokens"), 1.0)
+        metrics = {"grad_norm": norm, "loss": found.pop("loss"), "tokens": tokens}
+        metrics |= {name: value / tokens for name, value in found.items()}
+        return trainable, opt_state, metrics
+
+
+def _gradient(static, loss: LossConfig, total, trainable, frozen, batch):
+    def objective(trainable):
+        params = combine(trainable, frozen)
+        logp, entropy = token_log_probs(static, params, batch["tokens"], batch["lengths"], batch["agents"])
+        mask = batch["mask"]
+        stats = {"tokens": mask.sum(), "entropy": (jax.lax.stop_gradient(entropy) * mask).sum()}
+        if loss.kind == "nll":
+            per_token = -logp
+        else:
+            per_token, info = clipped_policy_loss(
+                logp, batch["old_logp"], batch["advantage"], mask,
+                clip_low=loss.clip_low, clip_high=loss.clip_high, dual_clip=loss.dual_clip,
+            )  # fmt: skip
+            stats |= {name: (value * mask).sum() for name, value in info.items()}
+        per_row = (per_token * mask).sum(-1)
+        value = (per_row * batch["weight"]).sum()
+        return value, stats | {"loss": value}
+
+    (_, stats), grads = jax.value_and_grad(objective, has_aux=True)(trainable)
+    total = jax.tree.map(lambda a, g: a + g.astype(jnp.float32), total, grads)
+    return total, jax.tree.map(jax.lax.stop_gradient, stats)
+
+
+def _apply(optimizer, trainable, opt_state, grads):
+    grads = jax.tree.map(lambda g, p: g.astype(p.dtype), grads, trainable)
+    updates, opt_state = optimizer.update(grads, opt_state, trainable)
+    return optax.apply_updates(trainable, updates), opt_state

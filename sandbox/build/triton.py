@@ -1,0 +1,395 @@
+"""Triton on a machine without a GPU: what the interpreter can judge, and whether kernels compile for a named GPU.
+
+Two things, never in one process, because Triton decides when it is imported whether `@triton.jit` interprets or compiles:
+
+* `prepare_interpreter` makes kernels run on CPU tensors, for correctness only. `interpreter_problem` names what the
+  interpreter would compute wrongly (bfloat16) or cannot do at all; such a candidate is refused, not judged wrong.
+* `AotDevice` stands in for a GPU: the candidate's forward runs once on CPU tensors with every launch replaced by the
+  compilation that this very launch would cause on the GPU, down to ptxas. So argument types, divisibility by 16,
+  constexprs, num_warps and all configurations of an autotuner are those of a real launch; nothing is guessed from text.
+
+Both run candidate code and belong in a runner. What a kernel computes after ahead-of-time compilation is not looked at.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from sandbox.jail.device import CpuDevice
+
+_SHARED_LIMIT_BYTES = {
+    "sm_75": 64 << 10,
+    "sm_80": 163 << 10,
+    "sm_86": 99 << 10,
+    "sm_87": 163 << 10,
+    "sm_89": 99 << 10,
+    "sm_90": 227 << 10,
+    "sm_100": 227 << 10,
+    "sm_103": 227 << 10,
+    "sm_120": 99 << 10,
+}
+"""Shared memory that one block may use, from the CUDA programming guide's table of compute capabilities."""
+
+
+class InterpreterLimit(RuntimeError):
+    """Triton's interpreter cannot judge this launch; the text says why and where it can be judged."""
+
+
+# ---------------------------------------------------------------- the interpreter
+
+
+def _dotted(node: ast.AST) -> str:
+    parts: list[str] = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    return ".".join([node.id, *reversed(parts)]) if isinstance(node, ast.Name) else ""
+
+
+def _mentions(source: str) -> Iterable[str]:
+    """Dotted names that the code (not its comments or strings) uses or imports."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Attribute):
+            yield _dotted(node)
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def interpreter_problem(source: str, dtype: str = "float32") -> str | None:
+    """Why Triton's interpreter cannot judge a candidate honestly, or None if it can.
+
+    Args:
+        source: The candidate's module.
+        dtype: The task's floating-point type.
+
+    Returns:
+        One sentence for the feedback. A module that does not parse gives None: loading it gives the better error.
+    """
+    elsewhere = "; judge it on a machine with an NVIDIA GPU (device 'cuda:0')"
+    if dtype == "bfloat16":
+        return "Triton's interpreter computes bfloat16 wrongly, so a bfloat16 task cannot be judged on this CPU" + elsewhere
+    try:
+        names = set(_mentions(source))
+    except (SyntaxError, ValueError):
+        return None
+    if any(name in ("tl.bfloat16", "triton.language.bfloat16") for name in names):
+        return "the kernel uses tl.bfloat16, which Triton's interpreter computes wrongly" + elsewhere
+    if any("libdevice" in name.split(".") for name in names):
+        return "the kernel uses libdevice, whose functions return nothing in Triton's interpreter" + elsewhere
+    if any(name.endswith(("testing.do_bench", "driver.active")) for name in names):
+        return "the module measures on a GPU at run time (do_bench, driver.active), and there is none here" + elsewhere
+    return None
+
+
+def interpreter_missing() -> str | None:
+    """Why this machine cannot interpret Triton at all, or None if it can. For `doctor` and the capabilities."""
+    from importlib import metadata
+
+    try:
+        triton_version = tuple(int(part) for part in metadata.version("triton").split(".")[:2])
+        numpy_version = tuple(int(part) for part in metadata.version("numpy").split(".")[:2])
+    except metadata.PackageNotFoundError as error:
+        return f"package {error.name} is not installed: pip install triton 'numpy<2.4'"
+    if triton_version <= (3, 6) and numpy_version >= (2, 4):
+        return "triton 3.6 interprets loops wrongly with numpy 2.4 and later: pip install 'numpy<2.4'"
+    return None
+
+
+def prepare_interpreter() -> None:
+    """Makes Triton interpret kernels in this process. Call before anything imports triton.
+
+    An autotuner tries its first configuration only (all compute the same; there is nothing to time here), and a launch
+    with a bfloat16 tensor raises `InterpreterLimit` instead of computing nonsense.
+
+    Raises:
+        RuntimeError: If triton was imported before without the interpreter.
+    """
+    os.environ["TRITON_INTERPRET"] = "1"
+    import torch
+    import triton
+    from triton.runtime import autotuner, interpreter
+
+    if not isinstance(triton.language.sum, interpreter.InterpretedFunction):
+        raise RuntimeError("triton was imported before its interpreter was asked for: import it after prepare_interpreter")
+    run_all = autotuner.Autotuner.run
+
+    def run_first(self, *args, **kwargs):
+        self.configs = self.configs[:1]
+        return run_all(self, *args, **kwargs)
+
+    launch = interpreter.GridExecutor.__call__
+
+    def checked_launch(self, *args, **kwargs):
+        for value in (*args, *kwargs.values()):
+            if getattr(value, "dtype", None) is torch.bfloat16:
+                raise InterpreterLimit(
+                    f"kernel {self.fn.__name__} is launched on a bfloat16 tensor, which Triton's interpreter computes "
+                    "wrongly; judge it on a machine with an NVIDIA GPU"
+                )
+        return launch(self, *args, **kwargs)
+
+    autotuner.Autotuner.run = run_first
+    interpreter.GridExecutor.__call__ = checked_launch
+
+
+# ---------------------------------------------------------------- ahead-of-time compilation
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelBuild:
+    """One compiled specialisation of one kernel.
+
+    Attributes:
+        kernel: Name of the `@triton.jit` function.
+        error: Empty if it compiled, else the compiler's message.
+        tuning: Compiled as one of an autotuner's configurations, of which some may fail.
+        seconds: Compile time.
+    """
+
+    kernel: str
+    error: str = ""
+    tuning: bool = False
+    num_warps: int | None = None
+    shared_bytes: int | None = None
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompileReport:
+    """What ahead-of-time compilation found.
+
+    Attributes:
+        arch: Such as `sm_90`.
+        builds: In the order of the launches.
+        stopped: Why forward did not run to its end, or empty.
+    """
+
+    arch: str
+    builds: tuple[KernelBuild, ...]
+    stopped: str = ""
+
+    @property
+    def kernels(self) -> tuple[str, ...]:
+        """Names of the kernels that were launched."""
+        return tuple(dict.fromkeys(build.kernel for build in self.builds))
+
+    def error(self, kernel: str) -> str:
+        """Why a kernel does not compile, or empty. An autotuned kernel compiles if any of its configurations does."""
+        builds = [build for build in self.builds if build.kernel == kernel]
+        failed = [build for build in builds if build.error and not build.tuning]
+        if not failed and any(not build.error for build in builds):
+            return ""
+        return next((build.error for build in failed or builds if build.error), "")
+
+    @property
+    def compiles(self) -> bool | None:
+        """True if every launched kernel compiles, False if one does not, None if no launch was reached."""
+        return all(not self.error(kernel) for kernel in self.kernels) if self.builds else None
+
+    def summary(self) -> str:
+        """One or two lines for the feedback: `compiles for sm_90: yes (2 kernels)`."""
+        if self.compiles is None:
+            reason = self.stopped or "forward launched no kernel"
+            return f"compiles for {self.arch}: unknown ({reason[:300]})"
+        if self.compiles:
+            count = len(self.kernels)
+            text = f"compiles for {self.arch}: yes ({count} kernel{'s' if count > 1 else ''})"
+            return text + (f", as far as forward ran ({self.stopped[:200]})" if self.stopped else "")
+        broken = next(kernel for kernel in self.kernels if self.error(kernel))
+        return f"compiles for {self.arch}: no; kernel {broken}: {self.error(broken)[:800]}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for a frame."""
+        return {"arch": self.arch, "stopped": self.stopped, "builds": [asdict(build) for build in self.builds]}
+
+    @staticmethod
+    def from_json(data: dict[str, Any]) -> CompileReport:
+        """Reads what `to_json` wrote."""
+        builds = tuple(KernelBuild(**build) for build in data["builds"])
+        return CompileReport(arch=data["arch"], stopped=data["stopped"], builds=builds)
+
+
+def capability_of(arch: str) -> int:
+    """The compute capability in an architecture's name: `sm_90` and `sm_90a` give 90.
+
+    Raises:
+        ValueError: If it is not of the form sm_NN.
+    """
+    digits = arch.removeprefix("sm_").rstrip("af")
+    if not arch.startswith("sm_") or not digits.isdigit() or not 70 <= int(digits) <= 130:
+        raise ValueError(f"unknown GPU architecture {arch!r}: write it like 'sm_90'")
+    return int(digits)
+
+
+def _message(error: BaseException) -> str:
+    text = str(error).strip() or repr(error)
+    return text if type(error).__name__ in text else f"{type(error).__name__}: {text}"
+
+
+@dataclass
+class AotDevice(CpuDevice):
+    """A GPU that only compiles. Tensors live on the CPU; launches compile and do not run.
+
+    Attributes:
+        arch: What to compile for, such as `sm_90`.
+    """
+
+    arch: str = "sm_90"
+    _builds: list[KernelBuild] = field(default_factory=list)
+    _tuning: bool = False
+
+    def before_load(self) -> None:
+        """Puts a driver for `arch` in place of the machine's. Call before the candidate's module is loaded."""
+        os.environ.pop("TRITON_INTERPRET", None)
+        os.environ["TRITON_CACHE_DIR"] = tempfile.mkdtemp(prefix="triton-", dir=os.environ.get("TMPDIR"))
+        import torch
+        import triton.compiler as front
+        from triton.backends.compiler import GPUTarget
+        from triton.backends.driver import DriverBase
+        from triton.compiler import compiler
+        from triton.runtime.driver import driver
+
+        outer, target = self, GPUTarget("cuda", capability_of(self.arch), 32)
+
+        class CompileOnlyDriver(DriverBase):
+            @classmethod
+            def is_active(cls) -> bool:
+                return True
+
+            def map_python_to_cpp_type(self, ty: str) -> str:
+                return ty
+
+            def get_current_target(self) -> GPUTarget:
+                return target
+
+            def get_active_torch_device(self) -> torch.device:
+                return torch.device("cpu")
+
+            def get_current_device(self) -> int:
+                return 0
+
+            def set_current_device(self, device: int) -> None:
+                return
+
+            def get_current_stream(self, device: int | None = None) -> int:
+                return 0
+
+            def get_benchmarker(self) -> Callable:
+                def bench(kernel_call: Callable, *, quantiles: Sequence[float] = (0.5,), **_: Any) -> list[float]:
+                    outer._tuning = True
+                    try:
+                        kernel_call()
+                    finally:
+                        outer._tuning = False
+                    return [1.0] * len(quantiles)
+
+                return bench
+
+        driver.set_active(CompileOnlyDriver())
+        compile_for_real = getattr(compiler.compile, "replaced", compiler.compile)
+
+        def no_launch(*args: Any, **kwargs: Any) -> None:
+            return
+
+        def compile_and_record(src: Any, target: Any = None, options: dict | None = None, **kwargs: Any) -> Any:
+            start, name = time.monotonic(), getattr(getattr(src, "fn", None), "__name__", "kernel")
+            try:
+                kernel = compile_for_real(src, target=target, options=options, **kwargs)
+            except Exception as error:
+                self._builds.append(
+                    KernelBuild(
+                        kernel=name, error=_message(error), tuning=self._tuning, seconds=time.monotonic() - start
+                    )
+                )
+                if self._tuning:
+                    raise
+                return _FailedKernel()
+            shared, limit = kernel.metadata.shared, _SHARED_LIMIT_BYTES.get(self.arch.rstrip("af"))
+            error_text = ""
+            if limit is not None and shared > limit:
+                error_text = f"needs {shared} bytes of shared memory, a block on {self.arch} may use {limit}"
+            self._builds.append(
+                KernelBuild(
+                    kernel=name,
+                    error=error_text,
+                    tuning=self._tuning,
+                    num_warps=kernel.metadata.num_warps,
+                    shared_bytes=shared,
+                    seconds=time.monotonic() - start,
+                )
+            )
+            kernel.module, kernel.function, kernel._run = 0, 0, no_launch
+            return kernel
+
+        compile_and_record.replaced = compile_for_real
+        compiler.compile = front.compile = compile_and_record
+
+    def compile_report(self, call: Callable[..., Any], args: Sequence[Any]) -> CompileReport:
+        """Runs `call(*args)` once, compiling instead of launching.
+
+        Args:
+            call: The candidate's model.
+            args: Inputs on the CPU, with the shapes and types of the task.
+
+        Returns:
+            The report; an exception of the call ends up in `stopped`, not here.
+        """
+        stopped = ""
+        try:
+            call(*args)
+        except Exception as error:
+            stopped = _message(error)
+        return CompileReport(arch=self.arch, builds=tuple(self._builds), stopped=stopped)
+
+
+class _FailedKernel:
+    """Stands in for a kernel that did not compile, so that forward goes on to the kernels after it."""
+
+    function = packed_metadata = None
+    n_regs = n_spills = 0
+
+    def launch_metadata(self, *args: Any) -> None:
+        return None
+
+    def run(self, *args: Any, **kwargs: Any) -> None:
+        return None
+
+
+def aot_compile(source: str, arch: str = "sm_90", *, entry_point: str = "ModelNew", init: Sequence[Any] = (), args: Sequence[Any] = ()) -> CompileReport:
+    """Compiles every kernel that a candidate's forward would launch, for a GPU that need not be there.
+
+    Executes the source in this process: for runners and tests only. Triton must not have been imported as interpreter.
+
+    Args:
+        source: The candidate's module.
+        arch: Such as `sm_90`.
+        entry_point: Name of its model class.
+        init: Arguments of the constructor.
+        args: Inputs of forward, on the CPU.
+
+    Raises:
+        ValueError: If `arch` is not a known form.
+        Exception: Whatever the module or the constructor raises.
+    """
+    import importlib.util
+    import linecache
+
+    device = AotDevice(language="triton", arch=arch)
+    capability_of(arch)
+    device.before_load()
+    path = os.path.join(tempfile.mkdtemp(prefix="aot-"), "candidate.py")
+    with open(path, "w") as file:
+        file.write(source)
+    linecache.checkcache(path)
+    spec = importlib.util.spec_from_file_location("candidate_aot", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return device.compile_report(getattr(module, entry_point)(*init), args)

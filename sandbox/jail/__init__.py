@@ -1,0 +1,1 @@
+"""Everything that touches untrusted code: process set-up, limits, frames and the program inside a runner."""

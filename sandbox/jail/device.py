@@ -1,0 +1,169 @@
+"""What a runner needs from the device it runs on, and the CPU's way of doing it.
+
+The runner (`sandbox.jail.runner`) knows tasks and candidates; a `Device` knows clocks, copies and profilers. One
+object lives in one runner process and is used by one thread. The calls come in this order:
+
+    device = make_device("cuda:0", language="triton")   # touches no accelerator
+    device.before_load()                                # environment and import hooks for the candidate's module
+    ... the module of the candidate (or the reference) is executed, `load_inline` and all ...
+    device.setup()                                      # first touch of the accelerator
+    to_device / synchronize / time_block / profile / memory_info, in any order
+
+A failed build inside `before_load` hooks or inside the module raises `BuildError`; the runner reports it as
+`build_failed`. `torch` is imported inside functions: the module itself may be imported by trusted code for its types.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+
+class BuildError(RuntimeError):
+    """A compiler refused the candidate; the text is the compiler's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """A block of back-to-back calls as the runner's own clock saw it.
+
+    Attributes:
+      span_ms: device-wide time of all calls together, in milliseconds, without the cost of flushing caches.
+      kept: what the call with index `keep` returned, or None.
+    """
+
+    span_ms: float
+    kept: Any = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelSample:
+    """One kernel (all its launches in one call) as a profiler saw it; `ms` is device time."""
+
+    name: str
+    ms: float
+    launches: int = 1
+
+
+class Device(Protocol):
+    """Operations that differ between a CPU and a GPU. See the module docstring for the order of calls."""
+
+    name: str
+    """"cpu" or "cuda:N": also what `torch.device` accepts."""
+    honest_clock: bool
+    """False where a measured time says nothing about the kernel (Triton's interpreter)."""
+
+    def before_load(self) -> None:
+        """Prepares environment variables and import hooks; must not touch the accelerator."""
+
+    def setup(self) -> None:
+        """Opens the device. Raises RuntimeError with the reason when it is not there."""
+
+    def to_device(self, tensor: Any) -> Any:
+        """A fresh, contiguous copy of a host tensor on the device (a new allocation each time)."""
+
+    def to_host(self, tensor: Any) -> Any:
+        """A contiguous host copy of a device tensor, after all queued work."""
+
+    def synchronize(self) -> None:
+        """Waits for all streams."""
+
+    def time_block(
+        self,
+        call: Callable[..., Any],
+        n_calls: int,
+        fresh_inputs: Callable[[int], Sequence[Any]],
+        *,
+        keep: int | None = None,
+        flush: bool = True,
+    ) -> Block:
+        """Runs `call(*fresh_inputs(i))` for i in 0..n_calls-1 and returns the span of all calls.
+
+        Args:
+          call: the model, or the wrapper of a bare kernel.
+          n_calls: number of calls; 0 measures the cost of an empty block.
+          fresh_inputs: arguments of call i; evaluated outside the timed span.
+          keep: index of a call whose outputs come back in `Block.kept`.
+          flush: clear the device's caches before each call (a GPU's L2); False gives truly back-to-back calls,
+            which is what the oracle needs to take the slope of its own clock.
+        """
+
+    def profile(self, call: Callable[..., Any], args: Sequence[Any]) -> list[KernelSample]:
+        """Kernels of one call, longest first. Empty where the device has no profiler; raises when it fails."""
+
+    def memory_info(self) -> dict[str, int]:
+        """`peak_bytes` used by this process on the device, and `total_bytes` of the device where known."""
+
+
+@dataclass
+class CpuDevice:
+    """The host's processor: real time for C++, correctness only for Triton's interpreter."""
+
+    language: str
+    name: str = "cpu"
+    honest_clock: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.honest_clock = self.language != "triton"
+
+    def before_load(self) -> None:
+        if self.language == "triton":
+            os.environ["TRITON_INTERPRET"] = "1"
+
+    def setup(self) -> None:
+        return
+
+    def to_device(self, tensor: Any) -> Any:
+        return tensor.clone()
+
+    def to_host(self, tensor: Any) -> Any:
+        return tensor.detach().contiguous()
+
+    def synchronize(self) -> None:
+        return
+
+    def time_block(
+        self,
+        call: Callable[..., Any],
+        n_calls: int,
+        fresh_inputs: Callable[[int], Sequence[Any]],
+        *,
+        keep: int | None = None,
+        flush: bool = True,
+    ) -> Block:
+        arguments = [fresh_inputs(index) for index in range(n_calls)]
+        kept = None
+        start_ns = time.perf_counter_ns()
+        for index, args in enumerate(arguments):
+            out = call(*args)
+            if index == keep:
+                kept = out
+        span_ns = time.perf_counter_ns() - start_ns
+        return Block(span_ms=span_ns / 1e6, kept=kept)
+
+    def profile(self, call: Callable[..., Any], args: Sequence[Any]) -> list[KernelSample]:
+        return []
+
+    def memory_info(self) -> dict[str, int]:
+        import resource
+
+        peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        return {"peak_bytes": peak_bytes, "total_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")}
+
+
+def make_device(name: str, *, language: str) -> Device:
+    """The device called `name` ("cpu" or "cuda:N"), set up for candidates of `language`.
+
+    Raises:
+      ValueError: the name is neither "cpu" nor "cuda:N".
+    """
+    if name == "cpu":
+        return CpuDevice(language=language)
+    if name.startswith("cuda:") and name[5:].isdigit():
+        from sandbox.jail.device_cuda import CudaDevice
+
+        return CudaDevice(name=name, language=language)
+    raise ValueError(f"unknown device {name!r}: use 'cpu' or 'cuda:N'")

@@ -1,0 +1,347 @@
+"""An NVIDIA GPU as a runner's device: clocks, copies, the profiler, and which kernels are the candidate's own.
+
+Nothing here touches CUDA before `setup`, so a runner forked from a zygote has its context to itself.
+
+Clock of a block. Each call is bracketed by two events on the default stream, after a write of twice the L2 cache that evicts
+what the last call left. Events see only the stream they are recorded on; so the host's clock, from one full synchronisation
+to the next, less what the same block costs with an empty call, is the second opinion, and the larger of both is the span:
+work on another stream, or on a thread that outlives the call, is paid for. `flush=False` gives back-to-back calls for the
+oracle's own clock, which trusts neither.
+
+Numerics. Checks run with TF32 off, on both sides; timing and profiling run with PyTorch's defaults, on both sides.
+
+Memory. PyTorch's allocator is held to the stated share of the card; what an extension allocates by itself is seen only from
+outside (`sandbox.jail.nvml.process_bytes`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sandbox.build import cuda as cuda_build
+from sandbox.jail import nvml
+from sandbox.jail.device import Block, KernelSample
+from sandbox.verdict.coverage import DeviceEvent, OwnKernel
+
+MEMORY_SHARE = 0.4
+"""Share of the card that one runner may take, unless SANDBOX_GPU_MEMORY_SHARE says otherwise."""
+
+CACHE_VARIABLE = "SANDBOX_CACHE_DIR"
+SHARE_VARIABLE = "SANDBOX_GPU_MEMORY_SHARE"
+JOBS_VARIABLE = "SANDBOX_BUILD_JOBS"
+_MIN_FLUSH_BYTES = 64 << 20
+_CALIBRATION_CALLS = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class CudaBlock(Block):
+    """A block with both clocks. `bound_by` names the one that ruled: "device" (events) or "host" (wall)."""
+
+    event_ms: float
+    wall_ms: float
+    bound_by: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class CudaKernelSample(KernelSample):
+    """A kernel with the launch facts by which it is told from another of the same name."""
+
+    kind: str = "kernel"
+    block_threads: int | None = None
+    registers: int | None = None
+    own: bool = False
+
+
+def physical_index(name: str) -> int:
+    """The driver's number of the GPU that CUDA calls `name` ("cuda:N") in this environment.
+
+    Raises:
+        RuntimeError: If CUDA_VISIBLE_DEVICES does not hold such a GPU, or names it by UUID.
+    """
+    ordinal = int(name.partition(":")[2])
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return ordinal
+    entries = [entry.strip() for entry in visible.split(",") if entry.strip()]
+    if ordinal >= len(entries) or not entries[ordinal].isdigit():
+        raise RuntimeError(f"{name} is not among CUDA_VISIBLE_DEVICES={visible!r}; name GPUs there by their numbers")
+    return int(entries[ordinal])
+
+
+def trace_events(trace: dict[str, Any]) -> list[DeviceEvent]:
+    """Device work in a Chrome trace of torch.profiler: kernels with their launch facts, copies and fills."""
+    kinds = {"kernel": "kernel", "gpu_memcpy": "memcpy", "gpu_memset": "memset"}
+    events = []
+    for entry in trace.get("traceEvents", ()):
+        kind = kinds.get(entry.get("cat", ""))
+        if kind is None or entry.get("ph") != "X":
+            continue
+        facts = entry.get("args", {})
+        block = facts.get("block")
+        events.append(
+            DeviceEvent(
+                name=entry["name"],
+                ms=float(entry["dur"]) / 1e3,
+                kind=kind,
+                block_threads=block[0] * block[1] * block[2] if block else None,
+                registers=facts.get("registers per thread"),
+            )
+        )
+    return events
+
+
+@dataclass
+class CudaDevice:
+    """One GPU, for one runner. See `sandbox.jail.device.Device` for the order of calls."""
+
+    name: str
+    language: str
+    honest_clock: bool = True
+    builds: cuda_build.BuildLog = field(default_factory=cuda_build.BuildLog)
+    _triton: list[OwnKernel] = field(default_factory=list)
+    _flush: Any = None
+    _empty: tuple[float, float] = (0.0, 0.0)
+    _defaults: tuple[bool, bool] = (False, True)
+
+    @property
+    def build_s(self) -> float:
+        """Seconds spent in `load_inline` so far."""
+        return self.builds.seconds
+
+    @property
+    def build_error(self) -> str:
+        """The compiler's text of the first failed build, also where the candidate caught the exception."""
+        return self.builds.error
+
+    def before_load(self) -> None:
+        """Gives compilers private directories and patches `load_inline`; CUDA stays untouched.
+
+        Raises:
+            RuntimeError: The driver is missing, or the GPU is not visible.
+        """
+        private = Path(os.environ.get("TMPDIR") or os.getcwd())
+        os.environ.pop("TRITON_INTERPRET", None)
+        for variable in ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "CUDA_CACHE_PATH"):
+            directory = private / variable.lower()
+            directory.mkdir(exist_ok=True)
+            os.environ[variable] = str(directory)
+        if self.language in ("cuda", "triton"):
+            extensions = private / "extensions"
+            extensions.mkdir(exist_ok=True)
+            persistent = os.environ.get(CACHE_VARIABLE)
+            cache = cuda_build.ExtensionCache(
+                root=Path(persistent or private) / "extension_cache",
+                private=extensions,
+                arch=nvml.gpu(physical_index(self.name)).arch,
+            )
+            jobs = int(os.environ.get(JOBS_VARIABLE) or min(8, os.cpu_count() or 1))
+            os.environ.update(cuda_build.build_environment(cache, jobs))
+            self.builds = cuda_build.install(cache)
+        if self.language == "triton":
+            self._watch_triton(private)
+
+    def setup(self) -> None:
+        """Opens the CUDA context, bounds the allocator, measures the cost of an empty block.
+
+        Raises:
+            RuntimeError: The GPU cannot be opened; the text says why.
+        """
+        import torch
+
+        if not torch.cuda.is_available():
+            raise RuntimeError(f"{self.name}: PyTorch sees no GPU (driver missing, or a CPU build of torch)")
+        torch.cuda.set_device(torch.device(self.name))
+        torch.cuda.set_per_process_memory_fraction(float(os.environ.get(SHARE_VARIABLE) or MEMORY_SHARE))
+        if "triton" in sys.modules and not self._triton:
+            self._watch_triton(Path(os.environ.get("TMPDIR") or os.getcwd()))
+        self._defaults = (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32)
+        self._set_tf32(False, False)
+        properties = torch.cuda.get_device_properties(torch.device(self.name))
+        size_bytes = max(2 * properties.L2_cache_size, _MIN_FLUSH_BYTES)
+        self._flush = torch.empty(size_bytes, dtype=torch.int8, device=self.name)
+        self._calibrate()
+
+    def to_device(self, tensor: Any) -> Any:
+        """A contiguous copy of a host tensor in memory of its own."""
+        import torch
+
+        copy = torch.empty(tensor.shape, dtype=tensor.dtype, device=self.name)
+        return copy.copy_(tensor)
+
+    def to_host(self, tensor: Any) -> Any:
+        """A contiguous host copy, after all streams have finished."""
+        self.synchronize()
+        return tensor.detach().contiguous().cpu()
+
+    def synchronize(self) -> None:
+        """Waits for every stream of the device; an earlier illegal access surfaces here."""
+        import torch
+
+        torch.cuda.synchronize(self.name)
+
+    def time_block(
+        self,
+        call: Callable[..., Any],
+        n_calls: int,
+        fresh_inputs: Callable[[int], Sequence[Any]],
+        *,
+        keep: int | None = None,
+        flush: bool = True,
+    ) -> CudaBlock:
+        """Times `n_calls` calls; see the module's docstring for the two clocks and the flush."""
+        arguments = [fresh_inputs(index) for index in range(n_calls)]
+        with self._default_precision():
+            event_ms, wall_ms, kept = self._run_block(call, arguments, keep=keep, flush=flush)
+        if flush:
+            fixed_ms, per_call_ms = self._empty
+            wall_ms = max(wall_ms - fixed_ms - per_call_ms * n_calls, 0.0)
+        bound_by = "device" if event_ms >= wall_ms else "host"
+        return CudaBlock(
+            span_ms=max(event_ms, wall_ms), kept=kept, event_ms=event_ms, wall_ms=wall_ms, bound_by=bound_by
+        )
+
+    def profile(self, call: Callable[..., Any], args: Sequence[Any]) -> list[CudaKernelSample]:
+        """Device work of one call by CUPTI, one sample for each kind of launch, longest first; may be empty.
+
+        Later launches of this process are slower: profile after timing.
+        """
+        from torch import profiler
+
+        with self._default_precision():
+            call(*args)
+            self.synchronize()
+            with profiler.profile(activities=[profiler.ProfilerActivity.CUDA]) as session:
+                call(*args)
+                self.synchronize()
+        path = Path(os.environ.get("TMPDIR") or os.getcwd()) / "profile.json"
+        session.export_chrome_trace(str(path))
+        events = trace_events(json.loads(path.read_text()))
+        path.unlink()
+        groups: dict[DeviceEvent, list[float]] = {}
+        for event in events:
+            key = DeviceEvent(
+                name=event.name, ms=0.0, kind=event.kind, block_threads=event.block_threads, registers=event.registers
+            )
+            groups.setdefault(key, []).append(event.ms)
+        samples = [
+            CudaKernelSample(
+                name=key.name,
+                ms=sum(ms),
+                launches=len(ms),
+                kind=key.kind,
+                block_threads=key.block_threads,
+                registers=key.registers,
+            )
+            for key, ms in groups.items()
+        ]
+        return sorted(samples, key=lambda sample: sample.ms, reverse=True)
+
+    def own_kernels(self) -> list[OwnKernel]:
+        """The candidate's kernels: what Triton compiled from its file, and what its extensions' device code defines."""
+        return list(dict.fromkeys([*self._triton, *self.builds.kernels]))
+
+    def memory_info(self) -> dict[str, int]:
+        """Peak of PyTorch's allocator and the card's total, in bytes."""
+        import torch
+
+        return {
+            "peak_bytes": torch.cuda.max_memory_reserved(self.name),
+            "total_bytes": torch.cuda.get_device_properties(self.name).total_memory,
+        }
+
+    def _watch_triton(self, private: Path) -> None:
+        """Records each kernel that Triton loads from a function defined in the job's own files."""
+        from triton.compiler import compiler
+
+        generated = os.environ.get("TORCHINDUCTOR_CACHE_DIR", "\0")
+        load = compiler.CompiledKernel._init_handles
+
+        def load_and_record(kernel: Any) -> None:
+            fresh = kernel.module is None
+            load(kernel)
+            function = getattr(getattr(kernel.src, "fn", None), "fn", None)
+            path = os.path.realpath(function.__code__.co_filename) if function is not None else ""
+            ours = path.startswith(os.path.realpath(private) + os.sep) and not path.startswith(os.path.realpath(generated))
+            if fresh and ours:
+                self._triton.append(
+                    OwnKernel(
+                        name=kernel.name,
+                        origin="triton",
+                        block_threads=kernel.metadata.num_warps * kernel.metadata.target.warp_size,
+                        registers=kernel.n_regs,
+                    )
+                )
+
+        compiler.CompiledKernel._init_handles = load_and_record
+
+    def _run_block(
+        self, call: Callable[..., Any], arguments: Sequence[Sequence[Any]], *, keep: int | None, flush: bool
+    ) -> tuple[float, float, Any]:
+        """Event time of the calls, wall time of the whole block (both ms), and the output of call `keep`."""
+        import torch
+
+        kept, pairs = None, []
+        count = len(arguments) if flush else 1
+        events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(count)]
+        stream = torch.cuda.default_stream(self.name)
+        self.synchronize()
+        start_ns = time.perf_counter_ns()
+        if flush:
+            for index, (args, pair) in enumerate(zip(arguments, events, strict=True)):
+                self._flush.zero_()
+                pair[0].record(stream)
+                out = call(*args)
+                pair[1].record(stream)
+                if index == keep:
+                    kept = out
+            pairs = events
+        elif arguments:
+            events[0][0].record(stream)
+            for index, args in enumerate(arguments):
+                out = call(*args)
+                if index == keep:
+                    kept = out
+            events[0][1].record(stream)
+            pairs = events
+        self.synchronize()
+        wall_ms = (time.perf_counter_ns() - start_ns) / 1e6
+        return sum(first.elapsed_time(last) for first, last in pairs), wall_ms, kept
+
+    def _calibrate(self) -> None:
+        """Measures what a flushed block costs by itself: a fixed part and a part for each call, in ms of wall time."""
+
+        def empty() -> None:
+            return
+
+        def wall_ms(calls: int) -> float:
+            return self._run_block(empty, [()] * calls, keep=None, flush=True)[1]
+
+        wall_ms(4)
+        one_ms = statistics.median(wall_ms(1) for _ in range(5))
+        many_ms = statistics.median(wall_ms(1 + _CALIBRATION_CALLS) for _ in range(5))
+        per_call_ms = max(many_ms - one_ms, 0.0) / _CALIBRATION_CALLS
+        self._empty = (max(one_ms - per_call_ms, 0.0), per_call_ms)
+
+    @staticmethod
+    def _set_tf32(matmul: bool, cudnn: bool) -> None:
+        import torch
+
+        torch.backends.cuda.matmul.allow_tf32 = matmul
+        torch.backends.cudnn.allow_tf32 = cudnn
+
+    @contextlib.contextmanager
+    def _default_precision(self) -> Iterator[None]:
+        self._set_tf32(*self._defaults)
+        try:
+            yield
+        finally:
+            self._set_tf32(False, False)

@@ -1,0 +1,343 @@
+"""The program inside a runner: executes a task's or a candidate's code on the oracle's orders.
+
+The same program plays the reference (it executes the task source and draws inputs) and the candidate. Orders and
+replies are messages of `sandbox.jail.frames`; an order is {"command": ...}, a reply {"ok": true, ...} or
+{"error": {"kind", "message"}}. Everything here runs beside untrusted code, so the oracle believes nothing it reads
+from a reply beyond what it can check itself.
+
+    load_reference source entry_point dtype device seed      -> arguments, init (encoded), state names + tensors
+    load_module    source entry_point dtype device language seed init
+    load_kernel    outputs is_tuple device + state tensors   (the library is file descriptor 4)
+    inputs         seed slot                                 -> args (encoded) + tensors    [reference only]
+    set_inputs     slot args + tensors
+    overwrite      slot tensor row + tensor                  (in place, in the buffers already used)
+    run            slot seed check max_bytes                 -> outputs + tensors, changed, aliased
+    time_block     calls slots keep flush which              -> span_ms
+    kept           max_bytes                                 -> outputs of the call that was kept
+    profile        slot                                      -> kernels
+    memory                                                   -> device memory
+    exit
+"""
+
+from __future__ import annotations
+
+import inspect
+import linecache
+import os
+import socket
+import sys
+import traceback
+import types
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from sandbox.jail.device import BuildError, Device, make_device
+from sandbox.jail.frames import Channel, ChannelClosed, Message
+from sandbox.jail.kernel_call import GuardError, KernelCall
+from sandbox.jail.tensors import DTYPES, decode, encode, pack, unpack
+
+MAX_MESSAGE_CHARS = 4000
+MAX_INPUT_BYTES = 8 << 30
+KERNEL_FD = 4
+
+
+class RunnerError(RuntimeError):
+    """A failure with a kind that the oracle turns into an outcome."""
+
+    def __init__(self, kind: str, message: str):
+        super().__init__(message)
+        self.kind = kind
+
+
+def main(channel_fd: int, nonce: str, file_fds: Sequence[int]) -> None:
+    """Serves orders until `exit` or until the oracle closes the channel."""
+    channel = Channel(socket.socket(fileno=channel_fd), nonce)
+    runner = Runner()
+    while True:
+        try:
+            message = channel.receive(MAX_INPUT_BYTES)
+        except ChannelClosed:
+            return
+        command = message.header["command"]
+        if command == "exit":
+            return
+        try:
+            reply, tensors = getattr(runner, f"do_{command}")(message)
+            entries, buffers = pack(tensors)
+        except BaseException as error:  # noqa: B036  (SystemExit from a candidate must not look like an orderly end)
+            channel.send({"error": describe_error(error, stage=command)})
+        else:
+            channel.send({"ok": True, **reply, "tensors": entries}, buffers)
+
+
+class Runner:
+    """State of one runner: the callable under test, its input slots and its last outputs."""
+
+    def __init__(self) -> None:
+        self.device: Device
+        self.dtype = torch.float32
+        self.call: Any = None
+        self.module: Any = None
+        self.slots: dict[int, list[Any]] = {}
+        self.kept: Any = None
+        self.baselines: dict[str, Any] = {}
+
+    def do_load_reference(self, message: Message) -> tuple[dict, list[torch.Tensor]]:
+        order = message.header
+        self._open(order, language="")
+        namespace = execute_source(order["source"], "task_reference", kind="task_rejected")
+        missing = [name for name in (order["entry_point"], "get_inputs", "get_init_inputs") if name not in namespace]
+        if missing:
+            raise RunnerError(
+                "task_rejected", f"the task source does not define {', '.join(missing)}; a task needs a class "
+                f"{order['entry_point']} and the functions get_inputs() and get_init_inputs()",
+            )  # fmt: skip
+        self.get_inputs = namespace["get_inputs"]
+        torch.manual_seed(order["seed"])
+        init = namespace["get_init_inputs"]()
+        self.device.setup()
+        self._construct(namespace[order["entry_point"]], init, order["seed"])
+        if not isinstance(self.module, torch.nn.Module):
+            raise RunnerError("task_rejected", f"{order['entry_point']} is not a torch.nn.Module")
+        parameters = [name for name in inspect.signature(self.module.forward).parameters]
+        tensors: list[torch.Tensor] = []
+        encoded = encode(init, tensors)
+        state = [*self.module.named_parameters(), *self.module.named_buffers()]
+        count = len(tensors)
+        tensors += [self.device.to_host(tensor) for _, tensor in state]
+        names = [name for name, _ in state]
+        return {"arguments": parameters, "init": encoded, "init_tensors": count, "state": names}, tensors
+
+    def do_load_module(self, message: Message) -> tuple[dict, list[torch.Tensor]]:
+        order = message.header
+        self._open(order, language=order["language"])
+        init = decode(order["init"], unpack(order["tensors"], message.buffers))
+        namespace = execute_source(order["source"], "candidate_module", kind="load_failed")
+        if order["entry_point"] not in namespace:
+            raise RunnerError("load_failed", f"the source does not define {order['entry_point']}")
+        self.device.setup()
+        self._construct(namespace[order["entry_point"]], init, order["seed"])
+        return {"honest_clock": self.device.honest_clock}, []
+
+    def do_load_kernel(self, message: Message) -> tuple[dict, list[torch.Tensor]]:
+        order = message.header
+        self._open(order, language="cpp")
+        self.device.setup()
+        state = [tensor.clone() for tensor in unpack(order["tensors"], message.buffers)]
+        outputs = [(DTYPES[entry["dtype"]], entry["shape"]) for entry in order["outputs"]]
+        self.call = KernelCall(f"/proc/self/fd/{KERNEL_FD}", state, outputs, order["is_tuple"])
+        return {"honest_clock": self.device.honest_clock}, []
+
+    def do_inputs(self, message: Message) -> tuple[dict, list[torch.Tensor]]:
+        torch.manual_seed(message.header["seed"])
+        args = self.get_inputs()
+        if not isinstance(args, (list, tuple)):
+            raise RunnerError("task_rejected", f"get_inputs() returned {type(args).__name__}, a list is needed")
+        args = [self._cast(arg) for arg in args]
+        tensors: list[torch.Tensor] = []
+        encoded = encode(args, tensors)
+        self.slots[message.header["slot"]] = [self._place(arg) for arg in args]
+        return {"args": encoded}, [tensor.cpu() for tensor in tensors]
+
+    def do_set_inputs(self, message: Message) -> tuple[dict, list[torch.Tensor]]:
+        args = decode(message.header["args"], unpack(message.header["tensors"], message.buffers))
+        self.slots[message.header["slot"]] = [self._place(arg) for arg in args]
+        return {}, []
+
+    def do_overwrite(self, message: Message) -> tuple[dict, list[torch.Tensor]]:
+        (rows,) = unpack(message.header["tensors"], message.buffers)
+        tensors = [arg for arg in self.slots[message.header["slot"]] if isinstance(arg, torch.Tensor)]
+        target = tensors[message.header["tensor"]]
+        first = message.header["row"]
+        target[first : first + len(rows)].copy_(rows)
+        return {}, []
+
+    def do_run(self, message: Message) -> tuple[dict, list[torch.Tensor]]:
+        order = message.header
+        args = self.slots[order["slot"]]
+        inputs = [arg for arg in args if isinstance(arg, torch.Tensor)]
+        before = [tensor.clone() for tensor in inputs] if order["check"] else []
+        torch.manual_seed(order["seed"])
+        call = self.call.guarded if order["check"] and isinstance(self.call, KernelCall) else self.call
+        with torch.no_grad():
+            result = call(*args)
+        self.device.synchronize()
+        reply, tensors = self._outputs(result, order["max_bytes"])
+        if order["check"]:
+            reply["changed"] = [n for n, (a, b) in enumerate(zip(inputs, before, strict=True)) if not _same(a, b)]
+            storages = [_storage(tensor) for tensor in inputs]
+            reply["aliased"] = sorted(
+                {storages.index(key) for key in map(_storage, _as_list(result)) if key and key in storages}
+            )
+        return reply, tensors
+
+    def do_time_block(self, message: Message) -> tuple[dict, list[torch.Tensor]]:
+        order = message.header
+        slots = [self.slots[slot] for slot in order["slots"]]
+        call = self.call if order["which"] == "eager" else self._baseline(order["which"])
+        with torch.no_grad():
+            block = self.device.time_block(
+                call, order["calls"], lambda index: slots[index % len(slots)], keep=order["keep"],
+                flush=order["flush"],
+            )  # fmt: skip
+        self.kept = block.kept
+        return {"span_ms": block.span_ms}, []
+
+    def do_kept(self, message: Message) -> tuple[dict, list[torch.Tensor]]:
+        reply, tensors = self._outputs(self.kept, message.header["max_bytes"])
+        self.kept = None
+        return reply, tensors
+
+    def do_profile(self, message: Message) -> tuple[dict, list[torch.Tensor]]:
+        with torch.no_grad():
+            samples = self.device.profile(self.call, self.slots[message.header["slot"]])
+        return {"kernels": [[sample.name[:200], sample.ms, sample.launches] for sample in samples[:200]]}, []
+
+    def do_memory(self, message: Message) -> tuple[dict, list[torch.Tensor]]:
+        return self.device.memory_info(), []
+
+    def _open(self, order: dict[str, Any], language: str) -> None:
+        self.device = make_device(order["device"], language=language)
+        self.dtype = DTYPES[order.get("dtype", "float32")]
+        self.device.before_load()
+
+    def _construct(self, model_class: Any, init: Any, seed: int) -> None:
+        torch.manual_seed(seed)
+        module = model_class(*init)
+        if isinstance(module, torch.nn.Module):
+            module = module.to(device=self.device.name, dtype=self.dtype)
+        self.module = self.call = module
+
+    def _baseline(self, which: str) -> Any:
+        if which not in self.baselines:
+            if which != "torch.compile":
+                raise RunnerError("runtime_error", f"unknown baseline {which!r}")
+            self.baselines[which] = torch.compile(self.module)
+        return self.baselines[which]
+
+    def _cast(self, arg: Any) -> Any:
+        if isinstance(arg, torch.Tensor) and arg.is_floating_point():
+            return arg.to(self.dtype)
+        return arg
+
+    def _place(self, arg: Any) -> Any:
+        if isinstance(arg, torch.Tensor):
+            return self.device.to_device(arg)
+        if isinstance(arg, (list, tuple)):
+            return type(arg)(self._place(item) for item in arg)
+        return arg
+
+    def _outputs(self, result: Any, max_bytes: int) -> tuple[dict, list[torch.Tensor]]:
+        outputs = _as_list(result)
+        for number, output in enumerate(outputs):
+            if type(output) not in (torch.Tensor, torch.nn.Parameter):
+                raise RunnerError(
+                    "wrong_output", f"output {number} is a {type(output).__name__}, a torch.Tensor is needed"
+                )
+        where = {str(output.device) for output in outputs} - {str(torch.device(self.device.name))}
+        if where:
+            raise RunnerError("wrong_output", f"an output lies on {where.pop()} instead of {self.device.name}")
+        reply = {
+            "shapes": [list(output.shape) for output in outputs],
+            "dtypes": [str(output.dtype) for output in outputs],
+            "is_tuple": isinstance(result, (list, tuple)),
+        }
+        if sum(output.numel() * output.element_size() for output in outputs) > max_bytes:
+            return {**reply, "too_large": True}, []
+        return reply, [self.device.to_host(output.detach()) for output in outputs]
+
+
+def execute_source(source: str, name: str, *, kind: str) -> dict[str, Any]:
+    """Executes Python source as module `name` from a private file, where `inspect` and Triton find its text.
+
+    Raises:
+      RunnerError: of `kind`, with the error and its line.
+      BuildError: as raised by the source.
+    """
+    path = os.path.join(os.getcwd(), f"{name}.py")
+    with open(path, "w") as file:
+        file.write(source)
+    linecache.checkcache(path)
+    module = types.ModuleType(name)
+    module.__file__ = path
+    sys.modules[name] = module
+    try:
+        exec(compile(source, path, "exec"), module.__dict__)
+    except (BuildError, MemoryError):
+        raise
+    except BaseException as error:  # noqa: B036
+        if _is_build_failure(error):
+            raise BuildError(_extension_log(error)) from error
+        if is_out_of_memory(error):
+            raise
+        raise RunnerError(kind, _with_line(error, path)) from error
+    return module.__dict__
+
+
+def describe_error(error: BaseException, *, stage: str) -> dict[str, str]:
+    """Kind and bounded text of an exception raised while carrying out `stage`."""
+    if isinstance(error, RunnerError):
+        kind, message = error.kind, str(error)
+    elif isinstance(error, BuildError) or _is_build_failure(error):
+        kind, message = "build_failed", str(error) if isinstance(error, BuildError) else _extension_log(error)
+    elif isinstance(error, GuardError):
+        kind, message = "runtime_error", str(error)
+    elif is_out_of_memory(error):
+        kind, message = "out_of_memory", f"{type(error).__name__}: {error}"
+    else:
+        kind = "load_failed" if stage.startswith("load") else "runtime_error"
+        message = _with_line(error, None)
+    return {"kind": kind, "message": _safe(message)[:MAX_MESSAGE_CHARS]}
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an exception says that host or device memory ran out."""
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    text = _safe(str(error)).lower()
+    return isinstance(error, RuntimeError) and (
+        "out of memory" in text or "can't allocate memory" in text or "bad_alloc" in text
+    )
+
+
+def _is_build_failure(error: BaseException) -> bool:
+    text = str(error) if isinstance(error, (RuntimeError, ImportError)) else ""
+    return text.startswith("Error building extension") or "Ninja is required" in text
+
+
+def _extension_log(error: BaseException) -> str:
+    """`load_inline` reports the whole ninja log; the compiler's own error lines are what helps."""
+    lines = str(error).splitlines()
+    telling = [line for line in lines if "error:" in line or "undefined" in line]
+    return "\n".join(telling or lines)
+
+
+def _with_line(error: BaseException, path: str | None) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if frame.filename.startswith(os.getcwd())]
+    where = f" (line {own[-1].lineno}: {(own[-1].line or '')[:120]})" if own else ""
+    if isinstance(error, SyntaxError) and error.filename == path:
+        where = f" (line {error.lineno}: {(error.text or '').strip()[:120]})"
+        return f"SyntaxError: {error.msg}{where}"
+    return f"{type(error).__name__}: {_safe(str(error))}{where}"
+
+
+def _safe(text: str) -> str:
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def _as_list(result: Any) -> list[Any]:
+    return list(result) if isinstance(result, (list, tuple)) else [result]
+
+
+def _storage(tensor: Any) -> int | None:
+    return tensor.untyped_storage().data_ptr() if isinstance(tensor, torch.Tensor) and tensor.numel() else None
+
+
+def _same(left: torch.Tensor, right: torch.Tensor) -> bool:
+    if left.shape != right.shape or left.dtype != right.dtype:
+        return False
+    left, right = left.contiguous().reshape(-1), right.contiguous().reshape(-1)
+    return torch.equal(left.view(torch.uint8), right.view(torch.uint8))

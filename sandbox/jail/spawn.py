@@ -1,0 +1,403 @@
+"""The trusted side of a zygote: starts it, has it fork runners and compilers, waits for them with a deadline.
+
+One `Zygote` belongs to one oracle process and one thread. While it waits for a process it also empties the process's
+output, watches its memory, and listens to `interrupt` (the broker's order to cancel), so nothing untrusted can hold
+the oracle up for longer than the deadline.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import sandbox
+from sandbox.jail.frames import Channel, ChannelClosed, FrameError, Message, make_pair
+from sandbox.jail.limits import Limits
+from sandbox.jail.processes import kill_group, private_bytes
+
+START_S = 120.0
+KILL_S = 20.0
+WATCH_S = 0.25
+CAPTURE_BYTES = 16 * 1024
+PASSED_ON = (
+    "PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "CUDA_HOME", "CUDA_PATH", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER",
+    "CC", "CXX", "VIRTUAL_ENV", "TRITON_PTXAS_PATH", "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES",
+)  # fmt: skip
+
+
+class JailError(RuntimeError):
+    """Base of what can go wrong with a jailed process; the text is fit for a person."""
+
+
+class JailTimeout(JailError):
+    """The process was still busy at its deadline; it has been killed."""
+
+
+class JailDied(JailError):
+    """The process ended, or was ended, before it answered. `exit` says how; `output` is what it printed last."""
+
+    def __init__(self, message: str, exit: Exit, output: str = ""):
+        super().__init__(message)
+        self.exit, self.output = exit, output
+
+
+class JailMemory(JailError):
+    """The process used more memory than allowed; it has been killed."""
+
+
+class JailReply(JailError):
+    """The runner answered with an error of a `kind` (see `sandbox.jail.runner`)."""
+
+    def __init__(self, kind: str, message: str):
+        super().__init__(message)
+        self.kind = kind
+
+
+class ZygoteLost(JailError):
+    """The zygote itself has gone: the judge's fault, never the candidate's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exit:
+    """How a process ended: exit code, or the signal that killed it; `peak_bytes` is its largest resident size."""
+
+    code: int
+    signal: int
+    peak_bytes: int
+
+    def __str__(self) -> str:
+        if self.signal:
+            try:
+                return f"killed by {signal.Signals(self.signal).name}"
+            except ValueError:
+                return f"killed by signal {self.signal}"
+        return f"left with exit code {self.code}"
+
+
+def clean_environment(threads: int) -> dict[str, str]:
+    """Environment of everything untrusted: what tools need to be found, thread counts, no secrets."""
+    environment = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
+    root = str(Path(sandbox.__file__).resolve().parent.parent)
+    return environment | {
+        "PYTHONPATH": root, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1", "PYTHONNOUSERSITE": "1",
+        "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), "OPENBLAS_NUM_THREADS": "1",
+        # Spinning threads of one side would take the processor from the other side's next block.
+        "OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "0", "OMP_DYNAMIC": "false", "KMP_BLOCKTIME": "0",
+        "TORCHINDUCTOR_COMPILE_THREADS": "1", "MAX_JOBS": str(max(1, threads)),
+    }  # fmt: skip
+
+
+class Capture:
+    """The first and last kilobytes of what a process prints; the rest is read and thrown away."""
+
+    def __init__(self, fd: int):
+        os.set_blocking(fd, False)
+        self.fd: int | None = fd
+        self._head, self._tail, self._skipped = b"", b"", 0
+
+    def drain(self) -> None:
+        """Reads what is there now; closes at the end of the stream."""
+        while self.fd is not None:
+            try:
+                data = os.read(self.fd, 65536)
+            except BlockingIOError:
+                return
+            if not data:
+                self.close()
+                return
+            room = CAPTURE_BYTES - len(self._head)
+            self._head += data[:room]
+            joined = self._tail + data[room:]
+            self._skipped += max(0, len(joined) - CAPTURE_BYTES)
+            self._tail = joined[-CAPTURE_BYTES:]
+
+    def text(self) -> str:
+        gap = f"\n... {self._skipped} bytes left out ...\n".encode() if self._skipped else b""
+        return (self._head + gap + self._tail).decode("utf-8", "replace")
+
+    def close(self) -> None:
+        if self.fd is not None:
+            os.close(self.fd)
+            self.fd = None
+
+
+class Process:
+    """A jailed process: `exit` is None while it runs. Use as a context manager: leaving kills it and its files."""
+
+    def __init__(self, zygote: Zygote, pid: int, capture: Capture, directory: Path, memory_bytes: int):
+        self.zygote, self.pid, self.capture, self.directory = zygote, pid, capture, directory
+        self.memory_bytes = memory_bytes
+        self.exit: Exit | None = None
+
+    def wait(self, timeout_s: float) -> Exit:
+        """Waits for the end. Raises JailTimeout or JailMemory after killing it."""
+        self.zygote.wait_for(self, time.monotonic() + timeout_s)
+        self.capture.drain()
+        assert self.exit is not None
+        return self.exit
+
+    def kill(self) -> None:
+        """Kills the process and all that descends from it, and waits until they are gone."""
+        self.zygote.kill(self)
+
+    def close(self) -> None:
+        """Kills what still runs and deletes the private directory."""
+        try:
+            self.kill()
+        finally:
+            self.capture.close()
+            shutil.rmtree(self.directory, ignore_errors=True)
+
+    def __enter__(self) -> Process:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Runner(Process):
+    """A process that runs `sandbox.jail.runner`, with its channel."""
+
+    def __init__(self, sock: socket.socket, nonce: str, **process):
+        super().__init__(**process)
+        self._deadline = 0.0
+        self._channel = Channel(sock, nonce, wait=self._wait)
+
+    def _wait(self, sock: socket.socket, writing: bool) -> None:
+        self.zygote.wait_for(self, self._deadline, sock=sock, writing=writing)
+
+    def call(
+        self, command: str, timeout_s: float, buffers: Sequence[memoryview] = (), reply_bytes: int = 1 << 20, **order
+    ) -> Message:
+        """Sends one order and returns the reply.
+
+        Raises:
+          JailReply: the runner reports an error. JailTimeout, JailMemory, JailDied: it is gone now.
+        """
+        self._deadline = time.monotonic() + timeout_s
+        try:
+            self._channel.send({"command": command, **order}, buffers)
+            message = self._channel.receive(reply_bytes)
+        except (ChannelClosed, FrameError) as error:
+            raise self._post_mortem(error) from error
+        failure = message.header.get("error")
+        if failure is not None:
+            if not isinstance(failure, dict):
+                failure = {}
+            raise JailReply(str(failure.get("kind"))[:40], str(failure.get("message"))[:8000])
+        return message
+
+    def _post_mortem(self, error: Exception) -> JailDied:
+        """Whoever closes its channel or garbles it has failed, whether or not the process still runs."""
+        own_end = True
+        try:
+            self.zygote.wait_for(self, time.monotonic() + 1.0)
+        except JailTimeout:
+            own_end = False
+        self.capture.drain()
+        assert self.exit is not None
+        if own_end and isinstance(error, ChannelClosed):
+            message = f"the process was {self.exit}" if self.exit.signal else f"the process {self.exit}"
+        else:
+            message = f"the process broke off its conversation with the judge ({error})"
+        return JailDied(f"{message} before its work was done", self.exit, self.capture.text()[-2000:])
+
+    def close(self) -> None:
+        self._channel.close()
+        super().close()
+
+
+class Zygote:
+    """Starts and drives one zygote process.
+
+    Args:
+      modules: imported by the zygote before it forks anything.
+      threads: OpenMP threads of every runner.
+      directory: private directories of jailed processes are made here.
+      environment: further variables of the zygote.
+      interrupt: (file descriptor, function to call when it is readable); the function may raise to break off.
+
+    Raises:
+      ZygoteLost: it did not start; the text holds what it printed.
+    """
+
+    def __init__(
+        self, *, modules: Sequence[str], threads: int, directory: Path, environment: Mapping[str, str] = {},
+        interrupt: tuple[int, Callable[[], None]] | None = None,
+    ):  # fmt: skip
+        self._directory = directory
+        self._interrupt = interrupt
+        self._ticket = 0
+        self._started: dict[int, int] = {}
+        self._processes: dict[int, Process] = {}
+        self._early_exits: dict[int, Exit] = {}
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._environment = clean_environment(threads) | {"HOME": str(directory), **environment}
+        with theirs, tempfile.TemporaryFile(dir=directory) as errors:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "sandbox.jail.zygote", str(theirs.fileno()), *modules],
+                pass_fds=[theirs.fileno()], env=self._environment, cwd=directory, stdin=subprocess.DEVNULL,
+                stdout=errors, stderr=errors,
+            )  # fmt: skip
+            theirs.close()
+            self._control.settimeout(START_S)
+            try:
+                ready = self._control.recv(4096)
+            except TimeoutError:
+                ready = b""
+            if not ready:
+                self._process.kill()
+                self._process.wait()
+                errors.seek(0)
+                text = errors.read()[-2000:].decode("utf-8", "replace")
+                raise ZygoteLost(f"the process that jails are forked from did not start: {text}")
+        self._control.setblocking(False)
+
+    def close(self) -> None:
+        """Ends the zygote and everything that was forked from it."""
+        self._control.close()
+        try:
+            self._process.wait(KILL_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        for process in self._processes.values():
+            kill_group(process.pid)
+
+    def runner(self, limits: Limits, memory_bytes: int, files: Sequence[int] = (), env: Mapping[str, str] = {}) -> Runner:
+        """Forks a runner. `files` become its descriptors 4, 5, ...; `memory_bytes` bounds the whole session."""
+        ours, theirs = make_pair()
+        nonce = secrets.token_hex(16)
+        with theirs:
+            pid, capture, directory = self._fork(
+                {"op": "runner", "nonce": nonce, "env": dict(env)}, limits, [theirs.fileno()], files
+            )
+        runner = Runner(
+            ours, nonce, zygote=self, pid=pid, capture=capture, directory=directory, memory_bytes=memory_bytes
+        )
+        return self._register(runner)
+
+    def execute(self, argv: Sequence[str], limits: Limits, memory_bytes: int, directory: Path) -> Process:
+        """Executes a program (a compiler) in `directory`, which is the process's own and is deleted with it."""
+        env = {**self._environment, "HOME": str(directory), "TMPDIR": str(directory), "LC_ALL": "C"}
+        request = {"op": "exec", "argv": list(argv), "env": env}
+        pid, capture, directory = self._fork(request, limits, [], [], directory)
+        return self._register(Process(self, pid, capture, directory, memory_bytes))
+
+    def _register(self, process):
+        self._processes[process.pid] = process
+        if process.pid in self._early_exits:
+            process.exit = self._early_exits.pop(process.pid)
+            del self._processes[process.pid]
+        return process
+
+    def _fork(
+        self, request: dict, limits: Limits, first: Sequence[int], rest: Sequence[int], directory: Path | None = None
+    ) -> tuple[int, Capture, Path]:
+        directory = directory or Path(tempfile.mkdtemp(prefix="jail-", dir=self._directory))
+        self._ticket += 1
+        read_end, write_end = os.pipe2(os.O_CLOEXEC)
+        try:
+            text = json.dumps({**request, "ticket": self._ticket, "cwd": str(directory), "limits": asdict(limits)})
+            socket.send_fds(self._control, [text.encode()], [*first, write_end, *rest])
+        except OSError as error:
+            os.close(read_end)
+            raise ZygoteLost(f"the process that jails are forked from is gone ({error})") from error
+        finally:
+            os.close(write_end)
+        deadline = time.monotonic() + KILL_S
+        while self._ticket not in self._started:
+            if not select.select([self._control], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                os.close(read_end)
+                raise ZygoteLost("the process that jails are forked from does not answer")
+            self._read_events()
+        return self._started.pop(self._ticket), Capture(read_end), directory
+
+    def _read_events(self) -> None:
+        while True:
+            try:
+                data = self._control.recv(65536)
+            except BlockingIOError:
+                return
+            except OSError as error:
+                raise ZygoteLost(f"the process that jails are forked from is gone ({error})") from error
+            if not data:
+                raise ZygoteLost("the process that jails are forked from has died")
+            event = json.loads(data)
+            if event["event"] == "started":
+                self._started[event["ticket"]] = event["pid"]
+            elif event["event"] == "exit":
+                end = Exit(code=event["code"], signal=event["signal"], peak_bytes=event["peak_bytes"])
+                process = self._processes.pop(event["pid"], None)
+                if process is None:
+                    self._early_exits[event["pid"]] = end
+                else:
+                    process.exit = end
+
+    def wait_for(
+        self, process: Process, deadline: float, *, sock: socket.socket | None = None, writing: bool = False,
+        interruptible: bool = True,
+    ) -> None:  # fmt: skip
+        """Returns when `sock` is ready, or without one when the process has ended.
+
+        Raises:
+          JailTimeout, JailMemory: after killing the process. ZygoteLost. Whatever the interrupt function raises.
+        """
+        next_watch = time.monotonic() + WATCH_S
+        while process.exit is None or sock is not None:
+            poll = select.poll()
+            poll.register(self._control, select.POLLIN)
+            if sock is not None:
+                poll.register(sock, select.POLLOUT if writing else select.POLLIN)
+            if process.capture.fd is not None:
+                poll.register(process.capture.fd, select.POLLIN)
+            if interruptible and self._interrupt:
+                poll.register(self._interrupt[0], select.POLLIN)
+            now = time.monotonic()
+            ready = {fd for fd, _ in poll.poll(max(0.0, min(deadline, next_watch) - now) * 1000)}
+            if process.capture.fd in ready:
+                process.capture.drain()
+            if interruptible and self._interrupt and self._interrupt[0] in ready:
+                self._interrupt[1]()
+            if sock is not None and sock.fileno() in ready:
+                return
+            if self._control.fileno() in ready:
+                self._read_events()
+                continue
+            now = time.monotonic()
+            if now >= deadline:
+                self.kill(process)
+                raise JailTimeout("still busy at its deadline")
+            if now >= next_watch:
+                next_watch = now + WATCH_S
+                used_bytes = private_bytes(process.pid)
+                if used_bytes > process.memory_bytes:
+                    self.kill(process)
+                    raise JailMemory(f"used {used_bytes >> 20} MiB, {process.memory_bytes >> 20} MiB are allowed")
+
+    def kill(self, process: Process) -> None:
+        """Kills a process with all its descendants and waits until the zygote has reaped them."""
+        if process.exit is not None:
+            return
+        try:
+            self._control.send(json.dumps({"op": "kill", "pid": process.pid}).encode())
+        except OSError as error:
+            kill_group(process.pid)
+            raise ZygoteLost(f"the process that jails are forked from is gone ({error})") from error
+        deadline = time.monotonic() + KILL_S
+        while process.exit is None:
+            if not select.select([self._control], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                raise ZygoteLost(f"process {process.pid} does not die")
+            self._read_events()

@@ -1,0 +1,312 @@
+"""Protocol v1: the requests, results and errors that cross the sandbox's socket. Imports neither torch nor triton."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic_core import PydanticCustomError
+
+PROTOCOL_VERSION = 1
+MAX_SOURCE_BYTES = 256 * 1024
+MAX_CANDIDATES = 64
+
+Outcome = Literal[
+    "ok", "build_failed", "load_failed", "runtime_error", "incorrect", "integrity", "timeout", "out_of_memory",
+    "task_rejected", "cancelled", "infra_error",
+]  # fmt: skip
+Stage = Literal["queued", "built", "loaded", "correct", "timed"]
+State = Literal["queued", "running", "done"]
+Language = Literal["triton", "cuda", "cpp"]
+Form = Literal["module", "kernel"]
+DType = Literal["float32", "float16", "bfloat16"]
+TimingMode = Literal["none", "quick", "full"]
+Baseline = Literal["eager", "torch.compile"]
+Identifier = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=100)]
+ClientKey = Annotated[str, Field(min_length=1, max_length=200)]
+
+
+class _Request(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class _Reply(BaseModel):
+    # A newer server may send fields that an older client does not know.
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+def _bounded_source(text: str) -> str:
+    size_bytes = len(text.encode("utf-8", "surrogatepass"))
+    if size_bytes > MAX_SOURCE_BYTES:
+        raise PydanticCustomError(
+            "source_too_large", "source has {size} bytes, the limit is {limit}",
+            {"size": size_bytes, "limit": MAX_SOURCE_BYTES},
+        )  # fmt: skip
+    if "\x00" in text:
+        raise PydanticCustomError("source_has_nul", "source contains a NUL character", {})
+    return text
+
+
+class TaskSpec(_Request):
+    """What is to be optimised: a PyTorch reference in KernelBench form.
+
+    Attributes:
+      reference: Python source defining `Model`, `get_inputs()` and `get_init_inputs()`.
+      entry_point: name of the reference class.
+      dtype: floating-point inputs and parameters are cast to it.
+      atol, rtol: tolerances; None takes the data type's own (1e-4 for float32, 1e-2 for 16-bit types).
+    """
+
+    reference: str
+    name: str = Field(default="task", min_length=1, max_length=200)
+    entry_point: Identifier = "Model"
+    dtype: DType = "float32"
+    device: str = Field(default="cpu", pattern=r"^(cpu|cuda:[0-9]{1,2})$")
+    atol: float | None = Field(default=None, ge=0, le=1)
+    rtol: float | None = Field(default=None, ge=0, le=1)
+
+    _size = field_validator("reference")(_bounded_source)
+
+
+class Candidate(_Request):
+    """A kernel to judge: a Python `module` that defines `ModelNew`, or a bare `kernel` (see /v1/capabilities)."""
+
+    source: str
+    language: Language
+    form: Form = "module"
+    entry_point: Identifier = "ModelNew"
+
+    _size = field_validator("source")(_bounded_source)
+
+    @model_validator(mode="after")
+    def _kernel_form_is_cpp(self) -> Candidate:
+        if self.form == "kernel" and self.language != "cpp":
+            raise PydanticCustomError(
+                "form_not_supported", "form 'kernel' exists for language 'cpp' only; send a 'module'", {}
+            )
+        return self
+
+
+class RewardSpec(_Request):
+    """Weights of reward = correct * (w_correct + w_speed * min(speedup, speedup_cap) + w_coverage * coverage)."""
+
+    w_correct: float = Field(default=0.5, ge=0, le=100)
+    w_speed: float = Field(default=0.5, ge=0, le=100)
+    w_coverage: float = Field(default=0.5, ge=0, le=100)
+    speedup_cap: float = Field(default=6.0, gt=0, le=1000)
+
+
+class Options(_Request):
+    """How to judge. Deadlines are per stage, in seconds, and start when the stage starts."""
+
+    correctness_trials: int = Field(default=3, ge=1, le=20)
+    timing: TimingMode = "quick"
+    baselines: list[Baseline] = Field(default=["eager"], max_length=2)
+    profile: bool = False
+    reward: RewardSpec = RewardSpec()
+    build_s: float = Field(default=120, gt=0, le=1800)
+    load_s: float = Field(default=30, gt=0, le=1800)
+    check_s: float = Field(default=60, gt=0, le=1800)
+    time_s: float = Field(default=60, gt=0, le=1800)
+    memory_bytes: int = Field(default=4 << 30, ge=64 << 20, le=1 << 40)
+    admit: bool = False
+    """Reject a task that a trivial answer (zeros, a constant, an input, the output for other inputs) would pass."""
+
+    @field_validator("baselines")
+    @classmethod
+    def _eager_is_measured(cls, value: list[str]) -> list[str]:
+        if "eager" not in value:
+            raise PydanticCustomError("eager_missing", "baselines must contain 'eager': the speedup is against it", {})
+        return value
+
+
+class EvaluationRequest(_Request):
+    """Candidates to judge against one task. Idempotent by `client_key`."""
+
+    protocol_version: Literal[1] = PROTOCOL_VERSION
+    client_key: ClientKey | None = None
+    task: TaskSpec
+    candidates: list[Candidate] = Field(min_length=1, max_length=MAX_CANDIDATES)
+    options: Options = Options()
+
+
+class EvaluationsAccepted(_Reply):
+    """Ids in the order of the request's candidates."""
+
+    ids: list[str]
+
+
+class Trial(_Reply):
+    """One correctness trial on fresh inputs. `reason` says what was wrong, with numbers."""
+
+    ok: bool
+    reason: str = ""
+    max_abs_err: float | None = None
+    max_rel_err: float | None = None
+
+
+class Span(_Reply):
+    """Time of one call: median over blocks and its 95 % interval, in milliseconds."""
+
+    median_ms: float
+    low_ms: float
+    high_ms: float
+    samples: int
+
+
+class Timing(_Reply):
+    """Speed of a candidate. `noisy`: the interval of the speedup contains 1. `bound_by`: which clock ruled."""
+
+    candidate: Span
+    baselines: dict[str, Span]
+    speedup: float
+    speedup_low: float | None = None
+    speedup_high: float | None = None
+    noisy: bool
+    bound_by: str
+
+
+class KernelTime(_Reply):
+    """A kernel's share of the device time of one call."""
+
+    name: str
+    share: float
+    ms: float
+
+
+class Finding(_Reply):
+    """An integrity rule that fired, and what was seen."""
+
+    rule: str
+    evidence: str
+
+
+class Reward(_Reply):
+    """The reward and its named, already weighted parts; the parts add up to the total."""
+
+    total: float = 0.0
+    parts: dict[str, float] = {}
+
+
+class EvaluationResult(_Reply):
+    """Verdict on one candidate. `outcome` is None until `state` is "done"."""
+
+    id: str
+    state: State = "queued"
+    stage: Stage = "queued"
+    outcome: Outcome | None = None
+    language: Language = "cpp"
+    trials: list[Trial] = []
+    timing: Timing | None = None
+    coverage: float | None = None
+    kernels: list[KernelTime] = []
+    integrity: list[Finding] = []
+    reward: Reward = Reward()
+    feedback: str = ""
+    notes: list[str] = []
+    """What the judge wants known about the evaluation itself (a task not admitted, a cleared cache, ...)."""
+    kernel_signature: str | None = None
+    stage_s: dict[str, float] = {}
+    attempts: int = 0
+    cached: bool = False
+
+    @property
+    def correct(self) -> bool:
+        """True when the candidate passed every check."""
+        return self.outcome == "ok"
+
+    @property
+    def speedup(self) -> float | None:
+        """Speedup against eager, or None where it was not measured."""
+        return self.timing.speedup if self.timing else None
+
+
+class VerificationTask(_Request):
+    """One arm of a verification: the same task with and without the skill."""
+
+    task: TaskSpec
+    control: list[Candidate] = Field(min_length=1, max_length=MAX_CANDIDATES)
+    treated: list[Candidate] = Field(min_length=1, max_length=MAX_CANDIDATES)
+
+
+class VerificationRequest(_Request):
+    """Paired arms judged interleaved (control, treated, control, ...) on one device."""
+
+    protocol_version: Literal[1] = PROTOCOL_VERSION
+    client_key: ClientKey | None = None
+    arms: list[VerificationTask] = Field(min_length=1, max_length=16)
+    options: Options = Options()
+
+
+class VerificationAccepted(_Reply):
+    id: str
+
+
+class VerificationArm(_Reply):
+    control: list[EvaluationResult]
+    treated: list[EvaluationResult]
+
+
+class VerificationResult(_Reply):
+    """Results in the order of the request; `state` is "done" when every evaluation is."""
+
+    id: str
+    state: State
+    arms: list[VerificationArm]
+
+
+class StageEvent(_Reply):
+    """One line of /v1/evaluations/stream: a stage change, or (state "done") the result."""
+
+    id: str
+    state: State
+    stage: Stage
+    result: EvaluationResult | None = None
+
+
+class QueueHealth(_Reply):
+    waiting: int
+    running: int
+    limit: int
+    workers: int
+    workers_ready: int
+
+
+class Health(_Reply):
+    """Liveness. `level` is the isolation in force, `features` what it consists of, `missing` what it lacks."""
+
+    status: Literal["ok", "starting", "degraded"]
+    version: str
+    protocol_version: int = PROTOCOL_VERSION
+    level: str
+    features: list[str] = []
+    missing: list[str] = []
+    devices: list[str]
+    queue: QueueHealth
+    uptime_s: float = 0.0
+
+
+class LanguageSupport(_Reply):
+    """What a server can do with a language: `timing` False means correctness only; `problem` says why not at all."""
+
+    available: bool
+    forms: list[Form]
+    devices: list[str]
+    timing: bool
+    problem: str = ""
+
+
+class Capabilities(_Reply):
+    protocol_version: int = PROTOCOL_VERSION
+    languages: dict[str, LanguageSupport]
+    devices: list[str]
+    limits: dict[str, int | float]
+    kernel_form: dict[str, dict]
+
+
+class ErrorReply(_Reply):
+    """Body of every 4xx and 5xx answer."""
+
+    error: str
+    field: str | None = None
+    hint: str | None = None

@@ -1,0 +1,116 @@
+"""Runs a recipe: cold start, joint RL of the three agents, held-out evaluation, report.
+
+    python scripts/train.py --config=configs/demo.py --workdir=runs/demo
+    python scripts/train.py --config=configs/smollm2_triton.py --workdir=runs/smollm2 --config.rl.steps=20
+
+Any number of the config can be overridden: --config.rl.lr=1e-4. Interrupted, the same command goes on where it stopped.
+A sandbox is started as a child process unless --sandbox names the socket of one that runs already.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+
+from absl import app, flags
+from ml_collections import config_flags
+
+_CONFIG = config_flags.DEFINE_config_file("config", None, "Recipe: a file with get_config().", lock_config=True)
+_WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run; made if absent, gone on with if not.")
+_MODE = flags.DEFINE_enum(
+    "mode", "all", ["all", "corpus", "sft", "rl", "report", "rollout_only"], "Which phases to run (earlier ones are done if missing)."
+)
+_SANDBOX = flags.DEFINE_string("sandbox", "", "Socket of a running sandbox; by default the run starts one of its own.")
+_TRAIN_FROM = flags.DEFINE_string("train_from", "", "One update from this file of trajectories instead of new rollouts.")
+_OUTPUT = flags.DEFINE_string("output", "", "rollout_only: file for the trajectories (default: WORKDIR/trajectories.jsonl).")
+
+
+def main(argv):
+    if len(argv) > 1:
+        raise app.UsageError(f"unexpected argument {argv[1]!r}: flags look like --workdir=DIR or --config.seed=1")
+    for flag in (_CONFIG, _WORKDIR):
+        if flag.value is None:
+            raise app.UsageError(f"--{flag.name} is missing, e.g. --config=configs/demo.py --workdir=runs/demo")
+    cfg = _CONFIG.value
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", force=True)
+    _prepare_jax(cfg)
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        return _run(cfg, Path(_WORKDIR.value))
+    except KeyboardInterrupt:
+        print("\ninterrupted; the same command goes on where it stopped", file=sys.stderr)
+        return 130
+    except _expected_errors() as error:
+        print(f"\nerror: {error}", file=sys.stderr)
+        return 1
+
+
+def _interrupt(signum, frame):
+    raise KeyboardInterrupt
+
+
+def _prepare_jax(cfg) -> None:
+    """Must run before jax is imported: how much of a shared GPU it may take, and where compiled programs are kept."""
+    if cfg.learner.memory_fraction > 0:
+        os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", str(cfg.learner.memory_fraction))
+    cache = Path(_WORKDIR.value) / "xla_cache"
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache.absolute()))
+
+
+def _expected_errors() -> tuple[type[BaseException], ...]:
+    from dk_jax.rollout.supervise import SandboxStartError
+    from dk_jax.train.setup import ConfigError
+    from sandbox.client import SandboxBusy, SandboxRejected, SandboxUnavailable
+
+    return (ConfigError, SandboxStartError, SandboxBusy, SandboxRejected, SandboxUnavailable, FloatingPointError, OSError, ValueError)
+
+
+def _sandbox_arguments(cfg, workdir: Path) -> list[str]:
+    s = cfg.sandbox
+    return [
+        "--device", s.device, "--workers", str(s.workers), "--threads", str(s.threads), "--cache", str(workdir / "sandbox_cache"),
+    ]  # fmt: skip
+
+
+def _run(cfg, workdir: Path) -> int:
+    from dk_jax.rollout.supervise import SandboxProcess
+    from dk_jax.train.run import Run
+
+    workdir.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as stack:
+        socket = _SANDBOX.value
+        if not socket and _MODE.value != "report":
+            print(f"starting the sandbox (log: {workdir / 'sandbox.log'})", flush=True)
+            socket = stack.enter_context(
+                SandboxProcess(_sandbox_arguments(cfg, workdir), log_path=workdir / "sandbox.log")
+            ).socket
+        run = Run(cfg, workdir, socket)
+        stack.callback(run.close)
+        if _TRAIN_FROM.value:
+            print(f"one update from {_TRAIN_FROM.value}: {run.train_from(Path(_TRAIN_FROM.value))}")
+        elif _MODE.value == "rollout_only":
+            path = Path(_OUTPUT.value or workdir / "trajectories.jsonl")
+            print(f"{run.rollout_only(path)} trajectories -> {path}")
+        elif _MODE.value == "report":
+            from dk_jax.evaluation.report import write_report
+
+            print(f"report: {write_report(workdir)}")
+        elif _MODE.value == "corpus":
+            print(f"{len(run.corpus())} judged kernels -> {workdir / 'corpus.jsonl'}")
+        elif _MODE.value == "sft":
+            print(f"cold start finished at step {run.sft().step}")
+        elif _MODE.value == "rl":
+            print(f"RL finished at step {run.rl(run.sft().trainable).step}")
+        else:
+            from dk_jax.evaluation.table import final_table
+
+            print(final_table(run.all()))
+    return 0
+
+
+if __name__ == "__main__":
+    app.run(main)

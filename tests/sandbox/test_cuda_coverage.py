@@ -1,0 +1,108 @@
+"""Coverage counts a candidate's own kernels by evidence of the build, not by how kernels are called."""
+
+import pytest
+
+from sandbox.jail.device_cuda import physical_index, trace_events
+from sandbox.verdict.coverage import DeviceEvent, OwnKernel, judge_coverage, own_share
+
+
+def event(name, ms, **facts):
+    return DeviceEvent(name=name, ms=ms, **facts)
+
+
+def test_share_is_own_time_over_all_device_time():
+    events = [event("add_kernel", 3.0), event("ampere_sgemm_128x64_nn", 6.0), event("Memset (Device)", 1.0, kind="memset")]
+    report = own_share(events, [OwnKernel(name="add_kernel", origin="triton")])
+    assert report.coverage == pytest.approx(0.3)
+    assert [(k.name, k.own) for k in report.kernels] == [
+        ("ampere_sgemm_128x64_nn", False),
+        ("add_kernel", True),
+        ("Memset (Device)", False),
+    ]
+
+
+def test_launches_of_one_kernel_are_summed():
+    report = own_share([event("k", 1.0), event("k", 2.0)], [OwnKernel(name="k", origin="triton")])
+    assert report.coverage == 1.0
+    assert (report.kernels[0].launches, report.kernels[0].ms) == (2, 3.0)
+
+
+def test_a_library_kernel_never_counts_however_it_is_called():
+    assert own_share([event("my_candidate_kernel", 1.0)], []).coverage == 0.0
+
+
+def test_an_own_kernel_named_like_a_library_kernel_counts():
+    name = "void at::native::vectorized_elementwise_kernel<4>(int)"
+    assert own_share([event(name, 1.0)], [OwnKernel(name=name, origin="cuda")]).coverage == 1.0
+
+
+def test_a_decoy_with_a_library_kernels_name_does_not_inherit_its_time():
+    events = [
+        event("nvjet_hsh_128x256", 9.0, block_threads=384, registers=168),
+        event("nvjet_hsh_128x256", 1.0, block_threads=128, registers=16),
+    ]
+    own = [OwnKernel(name="nvjet_hsh_128x256", origin="triton", block_threads=128, registers=16)]
+    report = own_share(events, own)
+    assert report.coverage == pytest.approx(0.1)
+    assert "nvjet_hsh_128x256" in report.note
+
+
+def test_any_compiled_variant_of_a_name_matches():
+    own = [OwnKernel(name="k", origin="triton", block_threads=threads, registers=32) for threads in (128, 256)]
+    assert own_share([event("k", 1.0, block_threads=256, registers=32)], own).coverage == 1.0
+
+
+def test_a_copy_named_like_an_own_kernel_is_no_kernel():
+    assert own_share([event("k", 1.0, kind="memcpy")], [OwnKernel(name="k", origin="triton")]).coverage == 0.0
+
+
+def test_an_empty_profile_gives_no_coverage_and_says_so():
+    report = own_share([], [OwnKernel(name="k", origin="triton")])
+    assert report.coverage is None
+    assert "no work" in report.note
+
+
+@pytest.mark.parametrize(
+    ("coverage", "fails", "speed", "share"),
+    [(0.0, True, False, 0.0), (0.049, True, False, 0.049), (0.05, False, False, 0.05), (0.299, False, False, 0.299),
+     (0.30, False, True, 0.30), (1.0, False, True, 1.0), (None, False, False, 0.0)],
+)  # fmt: skip
+def test_the_rule_of_five_and_thirty_percent(coverage, fails, speed, share):
+    verdict = judge_coverage(coverage)
+    assert (verdict.integrity is not None) is fails
+    assert verdict.speed_rewarded is speed
+    assert verdict.rewarded_share == share
+    assert bool(verdict.note) is not speed
+
+
+def test_the_evidence_names_where_the_time_went():
+    report = own_share([event("ampere_sgemm", 1.0)], [])
+    assert "ampere_sgemm (100%)" in judge_coverage(report.coverage, kernels=report.kernels).integrity
+
+
+def test_a_trace_yields_device_work_only():
+    kernel = {
+        "ph": "X", "cat": "kernel", "name": "k", "dur": 2.5,
+        "args": {"block": [128, 2, 1], "registers per thread": 40},
+    }  # fmt: skip
+    trace = {
+        "traceEvents": [
+            {"ph": "X", "cat": "cpu_op", "name": "aten::add", "dur": 9.0},
+            {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "dur": 5.0},
+            {"ph": "X", "cat": "gpu_memset", "name": "Memset (Device)", "dur": 1.0, "args": {}},
+            kernel,
+        ]
+    }
+    assert trace_events(trace) == [
+        DeviceEvent(name="Memset (Device)", ms=0.001, kind="memset"),
+        DeviceEvent(name="k", ms=0.0025, block_threads=256, registers=40),
+    ]
+
+
+def test_a_cuda_ordinal_is_mapped_through_the_visible_devices(monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert physical_index("cuda:1") == 1
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
+    assert physical_index("cuda:1") == 5
+    with pytest.raises(RuntimeError, match="CUDA_VISIBLE_DEVICES"):
+        physical_index("cuda:2")
