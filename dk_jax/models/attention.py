@@ -52,8 +52,8 @@ def causal_attention(
     scores = jnp.einsum(
         "btkgh,bskh->bkgts", grouped, k, precision=precision, preferred_element_type=jnp.float32
     )
-    causal = jnp.tril(jnp.ones((t, t), bool))
-    weights = _softmax(scores * h**-0.5, causal).astype(v.dtype)
+    position = jnp.arange(t)
+    weights = _softmax(scores * h**-0.5, position[:, None] >= position[None, :]).astype(v.dtype)
     return jnp.einsum("bkgts,bskh->btkgh", weights, v, precision=precision).reshape(b, t, n, h)
 
 

@@ -22,7 +22,7 @@ from dk_jax.generation.tokenizer import Codec
 from dk_jax.models.config import AGENTS
 from dk_jax.rollout.judge import Judge, Request
 from dk_jax.rollout.trajectory import Trajectory, Turn, Verdict, derive_seed
-from dk_jax.rollout.verify import Proposal, Verifier
+from dk_jax.rollout.verify import Call, Proposal, Verifier
 from dk_jax.skills.record import Skill
 from dk_jax.skills.retrieval import SkillIndex
 from dk_jax.tasks.task import Task
@@ -72,6 +72,7 @@ class Speaker:
     params: Any
     codec: Codec
     max_context_tokens: int
+    greedy: Sampler | None = None  # the same at temperature 0, where greedy turns are needed
 
     def speak(self, trajectories: Sequence[Trajectory], prompts: Sequence[str], seeds: Sequence[int], *, max_new: int) -> list[bool]:
         """Appends prompt and sampled answer to each trajectory, in place.
@@ -81,6 +82,8 @@ class Speaker:
         rows, room = [], []
         for trajectory, prompt in zip(trajectories, prompts, strict=True):
             tokens = self.codec.open_turn(prompt, first=not trajectory.tokens)
+            if trajectory.tokens and trajectory.tokens[-1] != self.codec.eos_id:
+                tokens = [self.codec.eos_id, *tokens]  # the message before was cut off: close it
             fits = len(trajectory.tokens) + len(tokens) + max_new <= self.max_context_tokens
             if not fits and not trajectory.tokens:
                 raise ValueError(
@@ -194,19 +197,19 @@ def select_skills(
     empty choice (DESIGN 3.4).
     """
     index = SkillIndex(active)
-    trajectories, prompts, shown = [], [], []
+    trajectories, prompts = [], []
     for task in tasks:
         view = task_view(task, language=config.language, form=config.form)
         headers = index.top(selection.query(view), config.headers)
         prompt = selection.render(view, headers, style=config.style, max_skills=config.max_skills)
         for j in range(samples):
-            trajectories.append(Trajectory(agent="selection", task=task.name, group=task.name, scheme=j))
+            shown = tuple(skill.name for skill in headers)
+            trajectories.append(Trajectory(agent="selection", task=task.name, group=task.name, scheme=j, shown=shown))
             prompts.append(prompt)
-            shown.append([skill.name for skill in headers])
     speaker.speak(trajectories, prompts, [seed_of(t, 0) for t in trajectories], max_new=config.max_selection_tokens)
-    for trajectory, names in zip(trajectories, shown, strict=True):
+    for trajectory in trajectories:
         turn = trajectory.turns[-1]
-        call = selection.parse(turn.text, names, max_skills=config.max_skills, style=config.style)
+        call = selection.parse(turn.text, trajectory.shown, max_skills=config.max_skills, style=config.style)
         turn.error = call.error or ("" if turn.stop == "eos" else "the call was cut short")
         trajectory.skills = () if turn.error else tuple(call.names)
     return trajectories
@@ -214,7 +217,7 @@ def select_skills(
 
 def _summarise(
     speaker: Speaker, trigger: Trajectory, tasks: dict[str, Task], by_name: dict[str, Skill], *, config: RolloutConfig, seed_of
-) -> list[tuple[Trajectory, list]]:
+) -> list[Call]:
     view = task_view(tasks[trigger.task], language=config.language, form=config.form)
     first, best = trigger.turns[0], trigger.best
     prompt = summary.render(
@@ -237,7 +240,8 @@ def _summarise(
         turn = call.turns[-1]
         parsed = summary.parse(turn.text, style=config.style)
         turn.error = parsed.error or ("" if turn.stop == "eos" else "the call was cut short")
-        out.append((call, [] if turn.error else list(parsed.drafts)))
+        drafts = [*parsed.drafts, *(draft for draft, _ in parsed.refused)]
+        out.append(Call(trajectory=call, trigger=trigger, drafts=[] if turn.error else drafts))
     return out
 
 
@@ -322,10 +326,18 @@ def collect(
         turns=config.turns,
         progress=progress,
     )
-    calls: list[tuple[Trajectory, list]] = []
+    calls: list[Call] = []
     for trigger in triggers(rollouts, alpha=config.alpha, beta=config.beta, limit=config.max_triggers):
         calls += _summarise(speaker, trigger, by_task, by_name, config=config, seed_of=seed_of)
     proposals = verifier.verify(
-        speaker, judge, calls, by_task, {t.group: t for t in rollouts}, active, config=config, seed=seed, step=step
+        speaker,
+        judge,
+        calls,
+        by_task,
+        active,
+        config=config,
+        views=lambda task: task_view(task, language=config.language, form=config.form),
+        seed=seed,
+        step=step,
     )
-    return StepRollouts(trajectories=chosen + rollouts + [call for call, _ in calls], proposals=proposals)
+    return StepRollouts(trajectories=chosen + rollouts + [call.trajectory for call in calls], proposals=proposals)

@@ -107,7 +107,8 @@ class Trajectory:
         turns: texts and verdicts.
         rewards: reward of each turn.
         advantages: advantage of each turn (filled in by `dk_jax.train.credit`).
-        skills: names of the skills in the prompt.
+        skills: names of the skills in the prompt (policy, summary) or chosen (selection).
+        shown: names of the skills on offer (selection).
     """
 
     agent: str
@@ -122,6 +123,7 @@ class Trajectory:
     rewards: list[float] = dataclasses.field(default_factory=list)
     advantages: list[float] = dataclasses.field(default_factory=list)
     skills: tuple[str, ...] = ()
+    shown: tuple[str, ...] = ()
 
     def append_prompt(self, tokens: Iterable[int]) -> None:
         tokens = list(tokens)
@@ -157,7 +159,7 @@ class Trajectory:
         data["turns"] = [
             Turn(**{**turn, "verdict": Verdict(**turn["verdict"]) if turn["verdict"] else None}) for turn in data["turns"]
         ]
-        data["skills"] = tuple(data["skills"])
+        data["skills"], data["shown"] = tuple(data["skills"]), tuple(data["shown"])
         return cls(**data)
 
 

@@ -6,10 +6,14 @@ intent, no verdict: the sandbox compiles, checks and times each of them before a
 
 from __future__ import annotations
 
+from dk_jax.sft.cpp_blocks import block_variants
+from dk_jax.sft.cpp_columns import column_variants, transpose_variants
 from dk_jax.sft.cpp_maps import map_variants
+from dk_jax.sft.cpp_matmul import matmul_variants
 from dk_jax.sft.cpp_mistakes import broken_variants, wrong_variants
 from dk_jax.sft.cpp_ops import Generator, Variant, spec_of
 from dk_jax.sft.cpp_rows import norm_variants, reduce_variants
+from dk_jax.sft.cpp_windows import scan_variants, window_variants
 from dk_jax.tasks.spec import Kind
 from dk_jax.tasks.task import Task
 
@@ -28,12 +32,28 @@ TECHNIQUES: dict[str, str] = {
     "multi_accumulator": "several independent accumulators, folded at the end",
     "one_pass": "two passes of a row algorithm made one by algebra",
     "online": "maximum and sum in one sweep, rescaled as the maximum grows",
+    "loop_interchange": "loops swapped so that the inner one walks along memory",
+    "thread_private": "each thread accumulates into an array of its own, merged at the end",
+    "collapse": "collapse(2): both block loops are shared among threads",
+    "unrolled": "a short inner loop written out",
+    "simd_scan": "#pragma omp scan inside a simd loop",
+    "recomputed": "work that an earlier step did is done again",
+    "register_tile": "a strip of accumulators that stays in registers while the sum runs",
+    "row_tile": "several rows at a time share each weight that is loaded",
+    "packed": "the weight is transposed once into a buffer that the inner loop walks along",
+    "row_buffer": "each row goes through all stages at once, its values in small local arrays",
 }
 
 _GENERATORS: dict[Kind, Generator] = {
     "map": map_variants,
     "reduce": reduce_variants,
     "norm": norm_variants,
+    "column": column_variants,
+    "matmul": matmul_variants,
+    "transpose": transpose_variants,
+    "window": window_variants,
+    "scan": scan_variants,
+    "block": block_variants,
 }
 
 
@@ -46,5 +66,9 @@ def cpp_variants(task: Task) -> list[Variant]:
     Raises:
       ValueError: the task has no spec.
     """
-    rights = list({variant.source: variant for variant in _GENERATORS[spec_of(task).kind](task)}.values())
+    spec = spec_of(task)
+    generate = _GENERATORS[spec.kind]
+    if spec.kind == "matmul" and spec.split()[0]:
+        generate = block_variants  # the maps before the product need a buffer
+    rights = list({variant.source: variant for variant in generate(task)}.values())
     return [*rights, *wrong_variants(rights), *broken_variants(rights)]

@@ -32,10 +32,18 @@ def _wrong_constant(source: str) -> str:
     return _STEP_CONSTANT.sub(lambda match: f"{float(match.group()[:-1]) + 0.5}f", source)
 
 
+def _accumulator_not_reset(source: str) -> str:
+    """The accumulator is declared before the row loop: rows add up, and threads share it."""
+    return re.sub(
+        r"(#pragma omp parallel for.*\n)?(  for \(long i = .*\n    long r = .*\n)    (float s = 0\.0f;\n)", r"  \3\1\2", source, count=1
+    )
+
+
 _WRONG: tuple[Mistake, ...] = (
     _drop_statement(0),
     _drop_statement(-1),
     _wrong_constant,
+    _accumulator_not_reset,
     _replace(r"v = v \+ (\w+\[)", r"v = v - \1"),
     _replace(r"v = v \* (\w+\[)", r"v = v + \1"),
     _replace(r"(bias|scale)\[j\]", r"\1[0]"),
@@ -43,16 +51,19 @@ _WRONG: tuple[Mistake, ...] = (
     _replace(r"expf\(-(v|\w+\[[^]]*\])\)", r"expf(\1)"),
     _replace(r"expf\(v - m\)", "expf(v)", 1),
     _replace(r"v > 0\.0f", "v < 0.0f"),
-    _replace(r"fmaxf\(m, ", "fminf(m, "),
-    _replace(r"fminf\(m, ", "fmaxf(m, "),
-    _replace(r"v = s / x_d1;", "v = s;"),
+    _replace(r"fmaxf\((m|s|\w+\[j\]), ", r"fminf(\1, "),
+    _replace(r"fminf\((m|s|\w+\[j\]), ", r"fmaxf(\1, "),
+    _replace(r"s / (x_d1|x_d0|\d+\.0f)", "s"),
     _replace(r"v = sqrtf\(s\);", "v = s;"),
-    _replace(r"s / x_d1", "s"),
     _replace(r"v \* v", "v"),
-    _replace(r" / x_d0;", " / x_d1;"),
-    _replace(r"long (\w+) = 0; \1 < (x_d1|out_d1|out_n|x_d0);", r"long \1 = 1; \1 < \2;", 1),
-    _replace(r"r \+ j", "r + 0", 1),
-    _replace(r" reduction\([^)]*\)\n", "\n"),
+    _replace(r"x\[r \+ j\]", "x[j]"),
+    _replace(r"x\[i \* x_d1 \+ j\]", "x[j * x_d0 + i]"),
+    _replace(r"out\[j \* x_d0 \+ i\]", "out[i * x_d1 + j]"),
+    _replace(r"j \* \d+", "j"),
+    _replace(r"w\[i \* \d+ \+ (\w+)\]", r"w[\1]"),
+    _replace(r"w\[k \* out_d1 \+ j\]", "w[j]"),
+    _replace(r"(\w+)\[j \* x_d1 \+ k\]", r"\1[k]"),
+    _replace(r"long (\w+) = 0; \1 < (x_d1|out_d1|out_n|x_d0); \+\+", r"long \1 = 1; \1 < \2; ++", 1),
     _replace(r"\+=", "="),
 )
 

@@ -130,8 +130,8 @@ class Code:
         return self
 
     def open(self, head: str) -> Code:
-        """Open a block."""
-        self.add(head + " {")
+        """Open a block; without a head it is a scope."""
+        self.add(f"{head} {{".lstrip())
         self._depth += 1
         return self
 

@@ -175,7 +175,7 @@ def norm_variants(task: Task) -> list[Variant]:
 def _simd(use: bool, clause: str = "", threads: bool = False) -> str | None:
     if not use:
         return None
-    return ("parallel for simd " if threads else "simd ") + clause
+    return f"{'parallel for ' if threads else ''}simd {clause}".rstrip()
 
 
 def row_access(column: str = "j") -> Access:

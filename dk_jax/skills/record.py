@@ -238,9 +238,8 @@ def validate_draft(
     if not draft.description.strip():
         problems.append("description is empty")
     if len(draft.description) > MAX_DESCRIPTION_CHARS:
-        problems.append(
-            f"description has {len(draft.description)} characters; at most {MAX_DESCRIPTION_CHARS} are allowed"
-        )
+        length = len(draft.description)
+        problems.append(f"description has {length} characters; at most {MAX_DESCRIPTION_CHARS} are allowed")
     if len(draft.description.splitlines()) > 1:
         problems.append("description has more than one line")
     if not _SCOPE.fullmatch(draft.scope):
@@ -260,5 +259,5 @@ def validate_draft(
         draft.description, draft.content, key_idea=parts.get("Key Idea", ""), example=parts.get("Example", "")
     )
     if reason:
-        problems.append(f"refused: it {reason}" if not reason.startswith("it ") else f"refused: {reason}")
+        problems.append(f"refused: {reason}")
     return problems

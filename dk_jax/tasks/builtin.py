@@ -302,20 +302,20 @@ def _matmuls() -> list[tuple[str, int, Split, list[_Member]]]:
             M("thin", (2048, 64, 128), (4096, 512, 2048), lambda n: (w(n, True),)),
         ]),
         ("linear_activation", 2, "train", [
-            M("relu", (2048, 64, 128), (4096, 1024, 2048), lambda n: (_fc("fc", n), _u("relu"), _c("mul", 2.0))),
-            M("gelu", (2048, 32, 128), (8192, 512, 1024), lambda n: (_fc("fc", n), _u("gelu"), _c("mul", 0.5))),
+            M("relu", (4096, 16, 128), (4096, 1024, 2048), lambda n: (_fc("fc", n), _u("relu"), _c("mul", 2.0))),
+            M("gelu", (2048, 16, 256), (8192, 512, 1024), lambda n: (_fc("fc", n), _u("gelu"), _c("mul", 0.5))),
         ]),
         ("matmul_scale_residual", 2, "train", [
-            M("relu", (2048, 64, 128), (4096, 1024, 1024), lambda n: (w(n), _c("mul", 0.5), _t("add", "y"), _u("relu"))),
-            M("tanh", (2048, 32, 128), (4096, 512, 2048), lambda n: (w(n), _c("mul", 2.0), _t("add", "y"), _u("tanh"))),
+            M("relu", (4096, 16, 128), (4096, 1024, 1024), lambda n: (w(n), _c("mul", 0.5), _t("add", "y"), _u("relu"))),
+            M("tanh", (2048, 16, 256), (4096, 512, 2048), lambda n: (w(n), _c("mul", 2.0), _t("add", "y"), _u("tanh"))),
         ]),
         ("matmul_bias_activation", 2, "train", [
-            M("leaky_relu", (1024, 32, 256), (4096, 1024, 2048), lambda n: (w(n), _bias(), _u("leaky_relu", 0.1))),
-            M("sigmoid", (2048, 64, 128), (8192, 512, 1024), lambda n: (w(n), _bias(), _u("sigmoid"))),
+            M("leaky_relu", (2048, 16, 256), (4096, 1024, 2048), lambda n: (w(n), _bias(), _u("leaky_relu", 0.1))),
+            M("sigmoid", (4096, 16, 128), (8192, 512, 1024), lambda n: (w(n), _bias(), _u("sigmoid"))),
         ]),
         ("linear_gate_residual", 2, "held_out", [
-            M("silu", (1024, 64, 128), (4096, 1024, 1024), lambda n: (_fc("fc", n), _u("silu"), _scale(), _t("add", "y"))),
-            M("tanh", (2048, 32, 128), (4096, 512, 2048), lambda n: (_fc("fc", n), _u("tanh"), _scale(), _t("add", "y"))),
+            M("silu", (4096, 16, 128), (4096, 1024, 1024), lambda n: (_fc("fc", n), _u("silu"), _scale(), _t("add", "y"))),
+            M("tanh", (2048, 16, 256), (4096, 512, 2048), lambda n: (_fc("fc", n), _u("tanh"), _scale(), _t("add", "y"))),
         ]),
     ]  # fmt: skip
 
@@ -380,43 +380,55 @@ def _blocks() -> list[tuple[str, int, Split, list[_Member]]]:
     M, N = _Member, lambda fn: RowNorm(fn=fn)  # noqa: N806
     return [
         ("mlp", 3, "train", [
-            M("relu", (1024, 64, 128, 64), (2048, 1024, 4096, 1024), lambda f, d: (_fc("fc1", f), _u("relu"), _fc("fc2", d))),
-            M("gelu", (1024, 64, 64, 32), (4096, 512, 2048, 512), lambda f, d: (_fc("fc1", f), _u("gelu"), _fc("fc2", d))),
+            M("relu", (4096, 16, 64, 16), (2048, 1024, 4096, 1024), lambda f, d: (_fc("fc1", f), _u("relu"), _fc("fc2", d))),
+            M("gelu", (4096, 16, 32, 16), (4096, 512, 2048, 512), lambda f, d: (_fc("fc1", f), _u("gelu"), _fc("fc2", d))),
         ]),
         ("residual_layer_norm", 3, "train", [
             M(fn, cpu, gpu, lambda d, fn=fn: (
                 Branch(name="r"), _fc("fc", d), _u(fn), _t("add", "r"), N("layer_norm"), _scale(), _bias()))
-            for fn, cpu, gpu in (("relu", (1024, 64, 64), (4096, 1024, 1024)), ("silu", (512, 128, 128), (8192, 512, 512)))
+            for fn, cpu, gpu in (("relu", (4096, 32, 32), (4096, 1024, 1024)), ("silu", (2048, 64, 64), (8192, 512, 512)))
         ]),
         ("attention", 3, "train", [
             M(label, cpu, gpu, lambda s, d, c=c: (
-                Matmul(name="k", width=s, transposed=True), _c("mul", c), N("softmax"), Matmul(name="v", width=d)))
+                Matmul(name="key", width=s, transposed=True), _c("mul", c), N("softmax"), Matmul(name="value", width=d)))
             for label, c, cpu, gpu in (
-                ("narrow", 0.25, (512, 16, 512, 16), (4096, 64, 4096, 64)), ("wide", 0.125, (512, 64, 256, 64), (2048, 128, 2048, 128)))
+                ("narrow", 0.25, (512, 8, 256, 8), (4096, 64, 4096, 64)), ("wide", 0.125, (512, 32, 128, 32), (2048, 128, 2048, 128)))
         ]),
         ("classifier_head", 3, "train", [
-            M("layer_norm", (1024, 64, 64), (4096, 1024, 2048), lambda n: (N("layer_norm"), _fc("fc", n), N("log_softmax"))),
-            M("rms_norm", (1024, 128, 64), (8192, 512, 1024), lambda n: (N("rms_norm"), _fc("fc", n), N("log_softmax"))),
+            M("layer_norm", (2048, 32, 64), (4096, 1024, 2048), lambda n: (N("layer_norm"), _fc("fc", n), N("log_softmax"))),
+            M("rms_norm", (4096, 16, 32), (8192, 512, 1024), lambda n: (N("rms_norm"), _fc("fc", n), N("log_softmax"))),
         ]),
         ("conv_pool_mean", 3, "train", [
             M(fn, cpu, gpu, lambda fn=fn: (
                 Window(fn="conv", size=3, name="w"), _u(fn), Window(fn="max", size=2, stride=2), RowReduce(fn="mean"), _c("mul", 10.0)))
             for fn, cpu, gpu in (("relu", (512, 1026), (4096, 4098)), ("tanh", (256, 1026), (4096, 2050)))
         ]),
+        ("attention_pooling", 3, "train", [
+            M(label, cpu, gpu, lambda c=c: (_c("mul", c), N("softmax"), _t("mul", "y"), RowReduce(fn="sum"), _c("mul", 5.0)))
+            for label, c, cpu, gpu in (("half", 0.5, (512, 1024), (4096, 4096)), ("double", 2.0, (1024, 512), (8192, 2048)))
+        ]),
+        ("norm_residual", 3, "train", [
+            M(fn, cpu, gpu, lambda fn=fn: (Branch(name="r"), N("layer_norm"), _scale(), _bias(), _u(fn), _t("add", "r")))
+            for fn, cpu, gpu in (("silu", (512, 1024), (4096, 4096)), ("relu", (1024, 512), (8192, 2048)))
+        ]),
+        ("norm_gate_pool", 3, "held_out", [
+            M(fn, cpu, gpu, lambda fn=fn: (N("rms_norm"), _scale(), _t("mul", "gate", fn), RowReduce(fn="sum"), _c("mul", 0.1)))
+            for fn, cpu, gpu in (("sigmoid", (512, 1024), (4096, 4096)), ("tanh", (1024, 512), (8192, 2048)))
+        ]),
         ("gated_mlp", 3, "held_out", [
             M(fn, cpu, gpu, lambda f, d, fn=fn: (
                 Branch(name="g", stages=(_fc("gate", f), _u(fn))), _fc("up", f), _t("mul", "g"), _fc("down", d)))
             for fn, cpu, gpu in (
-                ("silu", (512, 64, 128, 64), (2048, 1024, 2048, 1024)), ("sigmoid", (512, 64, 64, 64), (4096, 512, 2048, 512)))
+                ("silu", (2048, 16, 64, 16), (2048, 1024, 2048, 1024)), ("sigmoid", (2048, 32, 32, 32), (4096, 512, 2048, 512)))
         ]),
         ("pre_norm_mlp", 3, "held_out", [
             M(fn, cpu, gpu, lambda f, d, fn=fn: (
                 Branch(name="r"), N("rms_norm"), _scale(), _fc("fc1", f), _u(fn), _fc("fc2", d), _t("add", "r")))
             for fn, cpu, gpu in (
-                ("relu", (512, 64, 128, 64), (2048, 1024, 4096, 1024)), ("gelu", (1024, 64, 64, 64), (4096, 512, 2048, 512)))
+                ("relu", (2048, 32, 64, 32), (2048, 1024, 4096, 1024)), ("gelu", (4096, 16, 32, 16), (4096, 512, 2048, 512)))
         ]),
         ("projection_head", 3, "held_out", [
-            M("relu", (1024, 64, 64), (4096, 1024, 1024), lambda n: (_fc("fc", n), _u("relu"), N("l2_normalize"), _scale())),
-            M("silu", (1024, 64, 128), (8192, 512, 512), lambda n: (_fc("fc", n), _u("silu"), N("l2_normalize"), _scale())),
+            M("relu", (4096, 16, 64), (4096, 1024, 1024), lambda n: (_fc("fc", n), _u("relu"), N("l2_normalize"), _scale())),
+            M("silu", (2048, 32, 128), (8192, 512, 512), lambda n: (_fc("fc", n), _u("silu"), N("l2_normalize"), _scale())),
         ]),
     ]  # fmt: skip

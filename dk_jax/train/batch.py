@@ -41,7 +41,7 @@ class Row:
             )
 
 
-def bucket(length: int, step: int = 64) -> int:
+def bucket(length: int, step: int = 128) -> int:
     """The padded length: multiples of `step` up to 8 steps, then of 2, 4, ... steps, so that buckets stay few."""
     size = step
     while length > 8 * size:
@@ -49,7 +49,7 @@ def bucket(length: int, step: int = 64) -> int:
     return -(-length // size) * size
 
 
-def microbatches(rows: Sequence[Row], *, size: int, step: int = 64) -> list[dict[str, np.ndarray]]:
+def microbatches(rows: Sequence[Row], *, size: int, step: int = 128) -> list[dict[str, np.ndarray]]:
     """Pads rows into microbatches.
 
     Args:

@@ -189,9 +189,10 @@ class Run:
                 temperature=temperature,
                 top_p=top_p,
                 eos_id=self.model.codec.eos_id,
-                pad_id=self.model.codec.pad_id,
-                max_batch=r.max_rows,
-                max_length=r.max_context_tokens,
+                max_length_tokens=r.max_context_tokens,
+                batch_buckets=tuple(n for n in (8, 16, 32, 64, 128, 256) if n < r.max_rows) + (r.max_rows,),
+                prompt_buckets=tuple(n for n in (128, 256, 384, 512, 768, 1024, 1536, 2048) if n < r.max_context_tokens)
+                or (r.max_context_tokens,),
             ),
         )
 
@@ -334,9 +335,23 @@ class Run:
         return TrainState(step=state.step + 1, trainable=trainable, opt_state=opt_state, record=record), metrics
 
     def _stage_usage(self, rollouts: StepRollouts) -> None:
+        """Counts what was shown and selected, and stages each selected skill's effect against the task's null scheme."""
+        null = self.cfg.rollout.selections
+        speed: dict[tuple[str, int], list[float]] = {}
+        for t in rollouts.of("policy"):
+            best = t.best
+            speed.setdefault((t.task, t.scheme), []).append(best.verdict.speedup if best is not None else 0.0)
+        floor = self.cfg.skills.fail_speedup
+
+        def log_speed(key: tuple[str, int]) -> float:
+            return float(np.mean([np.log(max(s, floor)) for s in speed[key]]))
+
         for t in rollouts.of("selection"):
+            for name in t.shown:
+                self.library.use(self.library.get(name).id, shown=1)
             for name in t.skills:
-                self.library.stage_usage(name, selected=1, reward=t.rewards[0] if t.rewards else 0.0)
+                effect = log_speed((t.task, t.scheme)) - log_speed((t.task, null))
+                self.library.use(self.library.get(name).id, selected=1, log_effects=[effect])
 
     def _log_examples(self, step: int, rollouts: StepRollouts) -> None:
         best = max(rollouts.of("policy"), key=lambda t: t.best.verdict.speedup if t.best else 0.0)

@@ -12,7 +12,7 @@ import jax
 from ml_collections import ConfigDict
 
 from dk_jax.generation.tokenizer import Codec, load_codec, train_codec
-from dk_jax.models.backbone import build_backbone
+from dk_jax.models.backbone import abstract_backbone, build_backbone
 from dk_jax.models.config import BackboneConfig
 from dk_jax.models.lora import partition, trainable_mask
 from dk_jax.rollout.episode import RolloutConfig
@@ -108,11 +108,11 @@ def make_codec(cfg: ConfigDict, workdir: Path, texts: Callable[[], Sequence[str]
     if (directory / "done").exists():
         return load_codec(directory)
     if cfg.codec.kind == "train":
-        codec = train_codec(list(texts()), cfg.codec.vocab_size)
+        codec = train_codec(list(texts()), cfg.codec.vocab_size, tuple(cfg.codec.idioms))
     elif cfg.codec.kind == "model" and cfg.model.init == "smollm2":
         from dk_jax.interop.smollm2 import load
 
-        codec = load().codec
+        codec = load()[2]
     else:
         raise ConfigError(f"codec.kind={cfg.codec.kind!r} with model.init={cfg.model.init!r}: use 'train', or 'model' with 'smollm2'")
     directory.mkdir(parents=True, exist_ok=True)
@@ -148,15 +148,15 @@ def make_model(cfg: ConfigDict, codec: Codec) -> Model:
     elif m.init == "smollm2":
         from dk_jax.interop.smollm2 import load
 
-        loaded = load(
+        config, params, _ = load(
             compute_dtype=m.compute_dtype,
             head_rank=m.head_rank,
             lora_rank=m.lora_rank,
             lora_alpha=m.lora_alpha,
             remat=m.remat,
-            key=key,
         )
-        config, static, params = loaded.config, loaded.static, loaded.params
+        static, _ = abstract_backbone(config)
+        params = jax.tree.map(jax.numpy.asarray, params)
     else:
         raise ConfigError(f"model.init is {m.init!r}: use 'scratch' or 'smollm2'")
     trainable, frozen = partition(params, trainable_mask(static, params, m.train))

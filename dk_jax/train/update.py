@@ -58,7 +58,7 @@ class Updater:
     def __init__(self, static: Any, optimizer: optax.GradientTransformation, loss: LossConfig):
         self.optimizer = optimizer
         self._gradient = jax.jit(partial(_gradient, static, loss), donate_argnums=(0,))
-        self._apply = jax.jit(partial(_apply, optimizer), donate_argnums=(0, 1, 2))
+        self._apply = jax.jit(partial(_apply, optimizer), donate_argnums=(0, 1))
 
     def update(
         self,

@@ -1,14 +1,16 @@
 """`load_inline` served with a cache: the source unchanged, the compiler run once for what it sees.
 
-Runs inside the candidate runner, around the module's own call of `torch.utils.cpp_extension.load_inline`. The patch computes
-the key and the directories, records which kernels the library defines, and leaves the compiling to the original function.
+Runs inside the candidate runner, around the module's own call of `torch.utils.cpp_extension.load_inline`. The
+patch computes the key and the directories, records which kernels the library defines, and leaves the
+compiling to the original function.
 
-Key: sources, functions, flags, toolchain and GPU arch; neither the Python around them nor the extension's name, which is
-replaced by the key unless the source spells it out (a literal PYBIND11_MODULE, TORCH_LIBRARY). Each build has a private
-directory, so no two jobs meet over a `main.cpp` or a lock; a finished library is published by one rename.
+Key: sources, functions, flags, toolchain and GPU arch; neither the Python around them nor the extension's
+name, which is replaced by the key unless the source spells it out (a literal PYBIND11_MODULE, TORCH_LIBRARY).
+Each build has a private directory, so no two jobs meet over a `main.cpp` or a lock; a finished library is
+published by one rename.
 
-Left out: a compile jail of its own. The library is built by the process that will load it, so whoever can write the cache
-directory can file bytes under a key; the cache belongs to one user.
+Left out: a compile jail of its own. The library is built by the process that will load it, so whoever can
+write the cache directory can file bytes under a key; the cache belongs to one user.
 """
 
 from __future__ import annotations
@@ -33,13 +35,16 @@ from sandbox.jail.device import BuildError
 from sandbox.verdict.coverage import OwnKernel
 
 _UNSEEN_BY_COMPILER = frozenset({"name", "build_directory", "verbose", "keep_intermediates", "use_pch"})
-_ERROR_LINE = re.compile(r"(?:\berror\b\s*[:#]|fatal error|undefined reference|: error|ptxas fatal)", re.IGNORECASE)
+_ERROR_LINE = re.compile(
+    r"(?:\berror\b\s*[:#]|fatal error|undefined reference|: error|ptxas fatal)", re.IGNORECASE
+)
 _SPELLED_NAME = re.compile(r"PYBIND11_MODULE\s*\(\s*(?!TORCH_EXTENSION_NAME\b)\w+|\bTORCH_LIBRARY")
 
 
 @dataclass(kw_only=True)
 class BuildRecord:
-    """One call of `load_inline`: its key, how long it took (seconds), whether the cache served it, and its kernels."""
+    """One call of `load_inline`: its key, how long it took (seconds), whether the cache served it, and its
+    kernels."""
 
     key: str
     name: str
@@ -77,7 +82,7 @@ def refusal(device: str) -> str | None:
         return None
     return (
         f"language 'cuda' needs an NVIDIA GPU, but the task's device is {device!r}: "
-        "set device to 'cuda:0' on a machine with a GPU, or use language 'cpp' (timed) or 'triton' (checked only) here"
+        "set device to 'cuda:0' on a machine with a GPU, or language 'cpp' (timed) or 'triton' (checked only)"
     )
 
 
@@ -91,13 +96,19 @@ def toolchain() -> str:
 
     def version(command: list[str]) -> str:
         try:
-            return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout.strip()
+            return subprocess.run(
+                command, capture_output=True, text=True, timeout=30, check=True
+            ).stdout.strip()
         except (OSError, subprocess.SubprocessError):
             return f"{command[0]} missing"
 
     compiler = version([cpp_extension.get_cxx_compiler(), "--version"]).splitlines()[0]
     home = cpp_extension.CUDA_HOME
-    nvcc = version([os.path.join(home, "bin", "nvcc"), "--version"]).splitlines()[-1] if home else "no CUDA toolkit"
+    nvcc = (
+        version([os.path.join(home, "bin", "nvcc"), "--version"]).splitlines()[-1]
+        if home
+        else "no CUDA toolkit"
+    )
     return "\n".join([str(sysconfig.get_config_var("SOABI")), torch.__version__, compiler, nvcc])
 
 
@@ -135,7 +146,8 @@ def keeps_name(arguments: dict[str, Any]) -> bool:
 
 
 def first_errors(text: str, directories: Sequence[str] = (), limit: int = 1500) -> str:
-    """Shortens the output of a failed ninja build to the compiler's first errors, each with two lines of context.
+    """Shortens the output of a failed ninja build to the compiler's first errors, each with two lines of
+    context.
 
     Args:
         text: The whole message.
@@ -187,16 +199,21 @@ def library_kernels(library: str | Path) -> tuple[OwnKernel, ...]:
         library: Path of the file.
 
     Returns:
-        One entry for each kernel and architecture, under the demangled name that a profiler shows, with its registers.
+        One entry for each kernel and architecture, under the demangled name that a profiler shows, with its
+        registers. Empty for a library without device code.
 
     Raises:
         FileNotFoundError: If no cuobjdump can be found.
-        subprocess.SubprocessError: If cuobjdump fails or takes longer than a minute.
+        RuntimeError: If cuobjdump fails for another reason than missing device code.
     """
     command = [_cuobjdump(), "-res-usage", str(library)]
-    text = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
-    pairs = re.findall(r"^ Function ([^\s:]+):\s*\n\s*REG:(\d+)", text, flags=re.MULTILINE)
-    found = {OwnKernel(name=_demangle(name), origin="cuda", registers=int(registers)) for name, registers in pairs}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    if done.returncode and "does not contain device code" not in done.stdout + done.stderr:
+        raise RuntimeError(f"cuobjdump could not read {library}: {(done.stderr or done.stdout)[-500:]}")
+    pairs = re.findall(r"^ Function ([^\s:]+):\s*\n\s*REG:(\d+)", done.stdout, flags=re.MULTILINE)
+    found = {
+        OwnKernel(name=_demangle(name), origin="cuda", registers=int(registers)) for name, registers in pairs
+    }
     return tuple(sorted(found, key=lambda kernel: (kernel.name, kernel.registers or 0)))
 
 
@@ -220,7 +237,8 @@ class ExtensionCache:
         return entry if (entry / "meta.json").exists() and any(entry.glob("*.so")) else None
 
     def publish(self, key: str, library: Path, meta: dict[str, Any]) -> None:
-        """Files a finished library under its key. Of two builders of one key the first stays; a full disk only costs the reuse."""
+        """Files a finished library under its key. Of two builders of one key the first stays; a full disk
+        only costs the reuse."""
         target = self.root / key[:2] / key
         staged = None
         try:
@@ -257,8 +275,11 @@ def _kernels_from_json(rows: list[list]) -> tuple[OwnKernel, ...]:
     return tuple(OwnKernel(name=name, origin="cuda", registers=registers) for name, registers in rows)
 
 
-def install(cache: ExtensionCache, tools: str | None = None, announce: Callable[[str], None] | None = None) -> BuildLog:
-    """Patches `torch.utils.cpp_extension.load_inline` in this process. Call before the candidate's module is loaded.
+def install(
+    cache: ExtensionCache, tools: str | None = None, announce: Callable[[str], None] | None = None
+) -> BuildLog:
+    """Patches `torch.utils.cpp_extension.load_inline` in this process. Call before the candidate's module is
+    loaded.
 
     Args:
         cache: Where builds go and come from.
@@ -267,12 +288,17 @@ def install(cache: ExtensionCache, tools: str | None = None, announce: Callable[
 
     Returns:
         The log that later calls fill.
+
+    Raises:
+        FileNotFoundError: If no cuobjdump can be found.
     """
     from torch.utils import cpp_extension
 
+    _cuobjdump()  # Without it no kernel could be told to be the candidate's own: fail before a long build.
     original, log = cpp_extension.load_inline, BuildLog()
     signature = inspect.signature(original)
-    # Plain load_inline deletes precompiled headers inside site-packages on every call, which fails on a read-only tree.
+    # Plain load_inline deletes precompiled headers inside site-packages on every call, which fails on a
+    # read-only tree.
     cpp_extension.remove_extension_h_precompiler_headers = lambda: None
 
     @functools.wraps(original)
@@ -290,7 +316,9 @@ def install(cache: ExtensionCache, tools: str | None = None, announce: Callable[
         if entry is not None:
             meta = json.loads((entry / "meta.json").read_text())
             record.cached, record.kernels = True, _kernels_from_json(meta["kernels"])
-            module = cpp_extension._import_module_from_library(meta["module"], str(entry), arguments["is_python_module"])
+            module = cpp_extension._import_module_from_library(
+                meta["module"], str(entry), arguments["is_python_module"]
+            )
             record.seconds = time.monotonic() - start
             return module
         if announce is not None:
@@ -303,14 +331,14 @@ def install(cache: ExtensionCache, tools: str | None = None, announce: Callable[
                 arguments[sources] = list(arguments[sources])
         try:
             module = original(**arguments)
-            library = next(directory.glob("*.so"))
-            record.kernels = library_kernels(library)
         except Exception as error:
             text = first_errors(str(error), [str(directory), cpp_extension.CUDA_HOME or str(directory)])
             record.error = text or repr(error)
             raise BuildError(f"load_inline({asked!r}) failed to build:\n{record.error}") from None
         finally:
             record.seconds = time.monotonic() - start
+        library = next(directory.glob("*.so"))
+        record.kernels = library_kernels(library)
         meta = {"module": library.name.removesuffix(".so"), "kernels": _kernels_to_json(record.kernels)}
         cache.publish(key, library, meta | {"arch": cache.arch, "seconds": record.seconds})
         return module

@@ -1,14 +1,20 @@
-"""Triton on a machine without a GPU: what the interpreter can judge, and whether kernels compile for a named GPU.
+"""Triton on a machine without a GPU: what the interpreter can judge, and whether kernels compile for a GPU.
 
-Two things, never in one process, because Triton decides when it is imported whether `@triton.jit` interprets or compiles:
+Two things, never in one process, because Triton decides when it is imported whether `@triton.jit` interprets
+or compiles:
 
-* `prepare_interpreter` makes kernels run on CPU tensors, for correctness only. `interpreter_problem` names what the
-  interpreter would compute wrongly (bfloat16) or cannot do at all; such a candidate is refused, not judged wrong.
-* `AotDevice` stands in for a GPU: the candidate's forward runs once on CPU tensors with every launch replaced by the
-  compilation that this very launch would cause on the GPU, down to ptxas. So argument types, divisibility by 16,
-  constexprs, num_warps and all configurations of an autotuner are those of a real launch; nothing is guessed from text.
+* `prepare_interpreter` makes kernels run on CPU tensors, for correctness only. `interpreter_problem` names
+  what the
+  interpreter would compute wrongly (bfloat16) or cannot do at all; such a candidate is refused, not judged
+  wrong.
+* `AotDevice` stands in for a GPU: the candidate's forward runs once on CPU tensors with every launch replaced
+  by the
+  compilation that this very launch would cause on the GPU, down to ptxas. So argument types, divisibility by
+  16, constexprs, num_warps and all configurations of an autotuner are those of a real launch; nothing is
+  guessed from text.
 
-Both run candidate code and belong in a runner. What a kernel computes after ahead-of-time compilation is not looked at.
+Both run candidate code and belong in a runner. What a kernel computes after ahead-of-time compilation is not
+looked at.
 """
 
 from __future__ import annotations
@@ -71,11 +77,15 @@ def interpreter_problem(source: str, dtype: str = "float32") -> str | None:
         dtype: The task's floating-point type.
 
     Returns:
-        One sentence for the feedback. A module that does not parse gives None: loading it gives the better error.
+        One sentence for the feedback. A module that does not parse gives None: loading it gives the better
+        error.
     """
     elsewhere = "; judge it on a machine with an NVIDIA GPU (device 'cuda:0')"
     if dtype == "bfloat16":
-        return "Triton's interpreter computes bfloat16 wrongly, so a bfloat16 task cannot be judged on this CPU" + elsewhere
+        return (
+            "Triton's interpreter computes bfloat16 wrongly, so a bfloat16 task cannot be judged on this CPU"
+            + elsewhere
+        )
     try:
         names = set(_mentions(source))
     except (SyntaxError, ValueError):
@@ -85,12 +95,16 @@ def interpreter_problem(source: str, dtype: str = "float32") -> str | None:
     if any("libdevice" in name.split(".") for name in names):
         return "the kernel uses libdevice, whose functions return nothing in Triton's interpreter" + elsewhere
     if any(name.endswith(("testing.do_bench", "driver.active")) for name in names):
-        return "the module measures on a GPU at run time (do_bench, driver.active), and there is none here" + elsewhere
+        return (
+            "the module measures on a GPU at run time (do_bench, driver.active), and there is none here"
+            + elsewhere
+        )
     return None
 
 
 def interpreter_missing() -> str | None:
-    """Why this machine cannot interpret Triton at all, or None if it can. For `doctor` and the capabilities."""
+    """Why this machine cannot interpret Triton at all, or None if it can. For `doctor` and the
+    capabilities."""
     from importlib import metadata
 
     try:
@@ -106,8 +120,8 @@ def interpreter_missing() -> str | None:
 def prepare_interpreter() -> None:
     """Makes Triton interpret kernels in this process. Call before anything imports triton.
 
-    An autotuner tries its first configuration only (all compute the same; there is nothing to time here), and a launch
-    with a bfloat16 tensor raises `InterpreterLimit` instead of computing nonsense.
+    An autotuner tries its first configuration only (all compute the same; there is nothing to time here), and
+    a launch with a bfloat16 tensor raises `InterpreterLimit` instead of computing nonsense.
 
     Raises:
         RuntimeError: If triton was imported before without the interpreter.
@@ -118,7 +132,9 @@ def prepare_interpreter() -> None:
     from triton.runtime import autotuner, interpreter
 
     if not isinstance(triton.language.sum, interpreter.InterpretedFunction):
-        raise RuntimeError("triton was imported before its interpreter was asked for: import it after prepare_interpreter")
+        raise RuntimeError(
+            "triton was imported before its interpreter was asked for: import it after prepare_interpreter"
+        )
     run_all = autotuner.Autotuner.run
 
     def run_first(self, *args, **kwargs):
@@ -131,8 +147,8 @@ def prepare_interpreter() -> None:
         for value in (*args, *kwargs.values()):
             if getattr(value, "dtype", None) is torch.bfloat16:
                 raise InterpreterLimit(
-                    f"kernel {self.fn.__name__} is launched on a bfloat16 tensor, which Triton's interpreter computes "
-                    "wrongly; judge it on a machine with an NVIDIA GPU"
+                    f"kernel {self.fn.__name__} is launched on a bfloat16 tensor, which Triton's interpreter "
+                    "computes wrongly; judge it on a machine with an NVIDIA GPU"
                 )
         return launch(self, *args, **kwargs)
 
@@ -182,7 +198,8 @@ class CompileReport:
         return tuple(dict.fromkeys(build.kernel for build in self.builds))
 
     def error(self, kernel: str) -> str:
-        """Why a kernel does not compile, or empty. An autotuned kernel compiles if any of its configurations does."""
+        """Why a kernel does not compile, or empty. An autotuned kernel compiles if any of its configurations
+        does."""
         builds = [build for build in self.builds if build.kernel == kernel]
         failed = [build for build in builds if build.error and not build.tuning]
         if not failed and any(not build.error for build in builds):
@@ -208,7 +225,11 @@ class CompileReport:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for a frame."""
-        return {"arch": self.arch, "stopped": self.stopped, "builds": [asdict(build) for build in self.builds]}
+        return {
+            "arch": self.arch,
+            "stopped": self.stopped,
+            "builds": [asdict(build) for build in self.builds],
+        }
 
     @staticmethod
     def from_json(data: dict[str, Any]) -> CompileReport:
@@ -247,7 +268,8 @@ class AotDevice(CpuDevice):
     _tuning: bool = False
 
     def before_load(self) -> None:
-        """Puts a driver for `arch` in place of the machine's. Call before the candidate's module is loaded."""
+        """Puts a driver for `arch` in place of the machine's. Call before the candidate's module is
+        loaded."""
         os.environ.pop("TRITON_INTERPRET", None)
         os.environ["TRITON_CACHE_DIR"] = tempfile.mkdtemp(prefix="triton-", dir=os.environ.get("TMPDIR"))
         import torch
@@ -283,7 +305,9 @@ class AotDevice(CpuDevice):
                 return 0
 
             def get_benchmarker(self) -> Callable:
-                def bench(kernel_call: Callable, *, quantiles: Sequence[float] = (0.5,), **_: Any) -> list[float]:
+                def bench(
+                    kernel_call: Callable, *, quantiles: Sequence[float] = (0.5,), **_: Any
+                ) -> list[float]:
                     outer._tuning = True
                     try:
                         kernel_call()
@@ -299,14 +323,19 @@ class AotDevice(CpuDevice):
         def no_launch(*args: Any, **kwargs: Any) -> None:
             return
 
-        def compile_and_record(src: Any, target: Any = None, options: dict | None = None, **kwargs: Any) -> Any:
+        def compile_and_record(
+            src: Any, target: Any = None, options: dict | None = None, **kwargs: Any
+        ) -> Any:
             start, name = time.monotonic(), getattr(getattr(src, "fn", None), "__name__", "kernel")
             try:
                 kernel = compile_for_real(src, target=target, options=options, **kwargs)
             except Exception as error:
                 self._builds.append(
                     KernelBuild(
-                        kernel=name, error=_message(error), tuning=self._tuning, seconds=time.monotonic() - start
+                        kernel=name,
+                        error=_message(error),
+                        tuning=self._tuning,
+                        seconds=time.monotonic() - start,
                     )
                 )
                 if self._tuning:
@@ -363,10 +392,18 @@ class _FailedKernel:
         return None
 
 
-def aot_compile(source: str, arch: str = "sm_90", *, entry_point: str = "ModelNew", init: Sequence[Any] = (), args: Sequence[Any] = ()) -> CompileReport:
+def aot_compile(
+    source: str,
+    arch: str = "sm_90",
+    *,
+    entry_point: str = "ModelNew",
+    init: Sequence[Any] = (),
+    args: Sequence[Any] = (),
+) -> CompileReport:
     """Compiles every kernel that a candidate's forward would launch, for a GPU that need not be there.
 
-    Executes the source in this process: for runners and tests only. Triton must not have been imported as interpreter.
+    Executes the source in this process: for runners and tests only. Triton must not have been imported as
+    interpreter.
 
     Args:
         source: The candidate's module.

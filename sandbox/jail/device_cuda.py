@@ -1,17 +1,18 @@
-"""An NVIDIA GPU as a runner's device: clocks, copies, the profiler, and which kernels are the candidate's own.
+"""An NVIDIA GPU as a runner's device: clocks, copies, the profiler, the candidate's own kernels.
 
 Nothing here touches CUDA before `setup`, so a runner forked from a zygote has its context to itself.
 
-Clock of a block. Each call is bracketed by two events on the default stream, after a write of twice the L2 cache that evicts
-what the last call left. Events see only the stream they are recorded on; so the host's clock, from one full synchronisation
-to the next, less what the same block costs with an empty call, is the second opinion, and the larger of both is the span:
-work on another stream, or on a thread that outlives the call, is paid for. `flush=False` gives back-to-back calls for the
-oracle's own clock, which trusts neither.
+Clock of a block. Each call is bracketed by two events on the default stream, after a write of twice the L2
+cache that evicts what the last call left. Events see only the stream they are recorded on; so the host's
+clock, from one full synchronisation to the next, less what the same block costs with an empty call, is the
+second opinion, and the larger of both is the span: work on another stream, or on a thread that outlives the
+call, is paid for. `flush=False` gives back-to-back calls for the oracle's own clock, which trusts neither.
 
-Numerics. Checks run with TF32 off, on both sides; timing and profiling run with PyTorch's defaults, on both sides.
+Numerics. Checks run with TF32 off, on both sides; timing and profiling run with PyTorch's defaults, on both
+sides.
 
-Memory. PyTorch's allocator is held to the stated share of the card; what an extension allocates by itself is seen only from
-outside (`sandbox.jail.nvml.process_bytes`).
+Memory. PyTorch's allocator is held to the stated share of the card; what an extension allocates by itself is
+seen only from outside (`sandbox.jail.nvml.process_bytes`).
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from sandbox.verdict.coverage import DeviceEvent, OwnKernel
 MEMORY_SHARE = 0.4
 """Share of the card that one runner may take, unless SANDBOX_GPU_MEMORY_SHARE says otherwise."""
 
-CACHE_VARIABLE = "SANDBOX_CACHE_DIR"
+CACHE_VARIABLE = "SANDBOX_CACHE"
 SHARE_VARIABLE = "SANDBOX_GPU_MEMORY_SHARE"
 JOBS_VARIABLE = "SANDBOX_BUILD_JOBS"
 _MIN_FLUSH_BYTES = 64 << 20
@@ -73,7 +74,9 @@ def physical_index(name: str) -> int:
         return ordinal
     entries = [entry.strip() for entry in visible.split(",") if entry.strip()]
     if ordinal >= len(entries) or not entries[ordinal].isdigit():
-        raise RuntimeError(f"{name} is not among CUDA_VISIBLE_DEVICES={visible!r}; name GPUs there by their numbers")
+        raise RuntimeError(
+            f"{name} is not among CUDA_VISIBLE_DEVICES={visible!r}; name GPUs there by their numbers"
+        )
     return int(entries[ordinal])
 
 
@@ -139,7 +142,7 @@ class CudaDevice:
             extensions.mkdir(exist_ok=True)
             persistent = os.environ.get(CACHE_VARIABLE)
             cache = cuda_build.ExtensionCache(
-                root=Path(persistent or private) / "extension_cache",
+                root=Path(persistent or private) / "extensions",
                 private=extensions,
                 arch=nvml.gpu(physical_index(self.name)).arch,
             )
@@ -229,7 +232,11 @@ class CudaDevice:
         groups: dict[DeviceEvent, list[float]] = {}
         for event in events:
             key = DeviceEvent(
-                name=event.name, ms=0.0, kind=event.kind, block_threads=event.block_threads, registers=event.registers
+                name=event.name,
+                ms=0.0,
+                kind=event.kind,
+                block_threads=event.block_threads,
+                registers=event.registers,
             )
             groups.setdefault(key, []).append(event.ms)
         samples = [
@@ -246,7 +253,8 @@ class CudaDevice:
         return sorted(samples, key=lambda sample: sample.ms, reverse=True)
 
     def own_kernels(self) -> list[OwnKernel]:
-        """The candidate's kernels: what Triton compiled from its file, and what its extensions' device code defines."""
+        """The candidate's kernels: what Triton compiled from its file, and what its extensions' device code
+        defines."""
         return list(dict.fromkeys([*self._triton, *self.builds.kernels]))
 
     def memory_info(self) -> dict[str, int]:
@@ -270,7 +278,9 @@ class CudaDevice:
             load(kernel)
             function = getattr(getattr(kernel.src, "fn", None), "fn", None)
             path = os.path.realpath(function.__code__.co_filename) if function is not None else ""
-            ours = path.startswith(os.path.realpath(private) + os.sep) and not path.startswith(os.path.realpath(generated))
+            ours = path.startswith(os.path.realpath(private) + os.sep) and not path.startswith(
+                os.path.realpath(generated)
+            )
             if fresh and ours:
                 self._triton.append(
                     OwnKernel(
@@ -291,7 +301,9 @@ class CudaDevice:
 
         kept, pairs = None, []
         count = len(arguments) if flush else 1
-        events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(count)]
+        events = [
+            (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(count)
+        ]
         stream = torch.cuda.default_stream(self.name)
         self.synchronize()
         start_ns = time.perf_counter_ns()
@@ -317,7 +329,8 @@ class CudaDevice:
         return sum(first.elapsed_time(last) for first, last in pairs), wall_ms, kept
 
     def _calibrate(self) -> None:
-        """Measures what a flushed block costs by itself: a fixed part and a part for each call, in ms of wall time."""
+        """Measures what a flushed block costs by itself: a fixed part and a part for each call, in ms of wall
+        time."""
 
         def empty() -> None:
             return

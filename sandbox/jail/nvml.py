@@ -1,7 +1,7 @@
 """What the NVIDIA driver tells of a GPU without a CUDA context: names, capability, memory by process.
 
-The broker and the oracle ask here. Neither may initialise CUDA: they outlive candidates, and processes forked from an
-initialised one are broken. Talks to libnvidia-ml through ctypes, so it needs no package.
+The broker and the oracle ask here. Neither may initialise CUDA: they outlive candidates, and processes forked
+from an initialised one are broken. Talks to libnvidia-ml through ctypes, so it needs no package.
 """
 
 from __future__ import annotations
@@ -114,7 +114,8 @@ def gpus() -> tuple[Gpu, ...]:
 
 
 def memory_by_process(index: int) -> dict[int, int]:
-    """Device memory in bytes of each process that has a context on the GPU, by the pid that this process sees.
+    """Device memory in bytes of each process that has a context on the GPU, by the pid that this process
+    sees.
 
     A process whose figure the driver keeps to itself (other containers) is left out.
     """

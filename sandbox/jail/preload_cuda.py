@@ -1,7 +1,7 @@
-"""Imported by the zygote of a GPU worker, so that its children find compilers' front ends ready. Touches no CUDA.
+"""Imported by the zygote of a GPU worker, so that its children find the compilers ready. Touches no CUDA.
 
-Triton builds a small C library at its first use (half a second of gcc). It is built here once and stays loaded; it only
-links against the driver, which a child initialises for itself.
+Triton builds a small C library at its first use (half a second of gcc). It is built here once and stays
+loaded; it only links against the driver, which a child initialises for itself.
 """
 
 from __future__ import annotations

@@ -1,14 +1,16 @@
 """Coverage: the share of device time that a candidate spends in kernels of its own.
 
-A candidate that leaves the work to PyTorch, cuBLAS or cuDNN has written no kernel, however fast it is. What counts as its
-own is decided by evidence from the build, never by a list of library names: a Triton kernel is own when it was compiled
-from a `@triton.jit` function of the candidate's file, a CUDA kernel when its symbol is in a library that was built from the
-candidate's sources. So a kernel that is merely called like a library's counts, and a library's does not.
+A candidate that leaves the work to PyTorch, cuBLAS or cuDNN has written no kernel, however fast it is. What
+counts as its own is decided by evidence from the build, never by a list of library names: a Triton kernel is
+own when it was compiled from a `@triton.jit` function of the candidate's file, a CUDA kernel when its symbol
+is in a library that was built from the candidate's sources. So a kernel that is merely called like a
+library's counts, and a library's does not.
 
-Where the build also tells a kernel's registers and threads per block, an event must show the same: a decoy with the name of
-a library kernel does not inherit the library's time.
+Where the build also tells a kernel's registers and threads per block, an event must show the same: a decoy
+with the name of a library kernel does not inherit the library's time.
 
-This module does no profiling and imports nothing heavy: it judges lists that the runner and the build have made.
+This module does no profiling and imports nothing heavy: it judges lists that the runner and the build have
+made.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ class DeviceEvent:
         kind: Copies and fills take device time, but are never anybody's kernel.
         block_threads: Threads per block, if known.
         registers: Registers per thread, if known.
+        launches: Number of equal launches that `ms` is the sum of.
     """
 
     name: str
@@ -41,6 +44,7 @@ class DeviceEvent:
     kind: Literal["kernel", "memcpy", "memset"] = "kernel"
     block_threads: int | None = None
     registers: int | None = None
+    launches: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +106,8 @@ def _agrees(known: int | None, seen: int | None) -> bool:
 
 def _is_own(event: DeviceEvent, variants: Sequence[OwnKernel]) -> bool:
     return event.kind == "kernel" and any(
-        _agrees(v.block_threads, event.block_threads) and _agrees(v.registers, event.registers) for v in variants
+        _agrees(v.block_threads, event.block_threads) and _agrees(v.registers, event.registers)
+        for v in variants
     )
 
 
@@ -111,8 +116,8 @@ def own_share(events: Iterable[DeviceEvent], own: Iterable[OwnKernel], top: int 
 
     Args:
         events: Everything that the profiler saw on the device.
-        own: The candidate's kernels. One name may come in several compiled variants (autotuning, several shapes).
-        top: How many kernels to report.
+        own: The candidate's kernels. One name may come in several compiled variants (autotuning, several
+            shapes). top: How many kernels to report.
 
     Returns:
         The report; `coverage` is None when there was no device time to take a share of.
@@ -120,25 +125,28 @@ def own_share(events: Iterable[DeviceEvent], own: Iterable[OwnKernel], top: int 
     variants: dict[str, list[OwnKernel]] = {}
     for kernel in own:
         variants.setdefault(kernel.name, []).append(kernel)
-    sums: dict[tuple[str, bool], list[float]] = {}
+    sums: dict[tuple[str, bool], list[DeviceEvent]] = {}
     refused: set[str] = set()
     for event in events:
         candidates = variants.get(event.name, ())
         mine = _is_own(event, candidates)
         if candidates and not mine:
             refused.add(event.name)
-        sums.setdefault((event.name, mine), []).append(event.ms)
-    total_ms = sum(map(sum, sums.values()))
+        sums.setdefault((event.name, mine), []).append(event)
+    total_ms = sum(event.ms for group in sums.values() for event in group)
     if total_ms <= 0:
         return CoverageReport(coverage=None, kernels=(), note="the profiler saw no work on the device")
-    shares = [
-        KernelShare(name=name, share=sum(ms) / total_ms, ms=sum(ms), launches=len(ms), own=mine)
-        for (name, mine), ms in sums.items()
-    ]
+    shares = []
+    for (name, mine), group in sums.items():
+        ms = sum(event.ms for event in group)
+        launches = sum(event.launches for event in group)
+        shares.append(KernelShare(name=name, share=ms / total_ms, ms=ms, launches=launches, own=mine))
     shares.sort(key=lambda k: k.ms, reverse=True)
     note = ""
     if refused:
-        note = "named like a kernel of the candidate, but compiled otherwise: " + ", ".join(sorted(refused)[:3])
+        note = "named like a kernel of the candidate, but compiled otherwise: " + ", ".join(
+            sorted(refused)[:3]
+        )
     own_time = sum(k.share for k in shares if k.own)
     return CoverageReport(coverage=min(own_time, 1.0), kernels=tuple(shares[:top]), note=note)
 
@@ -150,7 +158,8 @@ def judge_coverage(
     minimum: float = MIN_COVERAGE,
     rewarded: float = REWARDED_COVERAGE,
 ) -> CoverageVerdict:
-    """Applies the coverage rule: under 5 % an integrity failure, from 5 to 30 % correct but without speed reward.
+    """Applies the coverage rule: under 5 % an integrity failure, from 5 to 30 % correct but without speed
+    reward.
 
     Args:
         coverage: Own share of device time, or None where no profile could be had.
@@ -159,17 +168,22 @@ def judge_coverage(
         rewarded: From this share on speed earns reward.
 
     Returns:
-        The verdict. An unmeasured coverage is never a pass: it earns neither coverage nor speed reward, and says so.
+        The verdict. An unmeasured coverage is never a pass: it earns neither coverage nor speed reward, and
+        says so.
     """
     if coverage is None:
         note = "coverage could not be measured: speed and coverage earn no reward"
         return CoverageVerdict(integrity=None, speed_rewarded=False, rewarded_share=0.0, note=note)
     foreign = ", ".join(f"{k.name[:60]} ({k.share:.0%})" for k in kernels if not k.own and k.share >= 0.01)
     if coverage < minimum:
-        evidence = f"{coverage:.1%} of the device time is in the candidate's own kernels (at least {minimum:.0%} needed)"
+        evidence = (
+            f"{coverage:.1%} of the device time is in the candidate's own kernels, {minimum:.0%} are needed"
+        )
         if foreign:
             evidence += f"; the rest: {foreign[:300]}"
-        return CoverageVerdict(integrity=evidence, speed_rewarded=False, rewarded_share=coverage, note=evidence)
+        return CoverageVerdict(
+            integrity=evidence, speed_rewarded=False, rewarded_share=coverage, note=evidence
+        )
     if coverage < rewarded:
         note = (
             f"only {coverage:.0%} of the device time is in the candidate's own kernels; "

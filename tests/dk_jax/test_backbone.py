@@ -39,14 +39,14 @@ def _tokens(cfg, shape, seed=0):
     return jax.random.randint(jax.random.key(seed), shape, 0, cfg.vocab_size)
 
 
-def _filled(params, seed=0):
+def _filled(params):
     """Replaces every zero-initialised array, so that heads and LoRA do something."""
-    leaves, tree = jax.tree.flatten(params)
-    keys = jax.random.split(jax.random.key(seed), len(leaves))
-    pairs = zip(keys, leaves, strict=True)
-    return jax.tree.unflatten(
-        tree, [x + 0.1 * jax.random.normal(k, x.shape, x.dtype) if not np.any(x) else x for k, x in pairs]
-    )
+    rng = np.random.default_rng(0)
+
+    def fill(x):
+        return x if np.any(x) else jnp.asarray(0.1 * rng.standard_normal(x.shape), x.dtype)
+
+    return jax.tree.map(fill, params)
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -1,4 +1,4 @@
-"""`load_inline` is served from a cache keyed by what the compiler sees, and its failures read like a compiler's."""
+"""`load_inline` is served from a cache keyed by what the compiler sees; failures read like a compiler's."""
 
 import os
 import shutil
@@ -27,8 +27,8 @@ def key(arch="sm_90", tools="nvcc 13.0", **changes):
 
 
 @pytest.mark.parametrize(
-    "same", [{"name": "other"}, {"verbose": True}, {"build_directory": "/tmp/x"}, {"cpp_sources": ["int f();"]},
-             {"functions": {"f": "f"}}]
+    "same", [{"name": "other"}, {"verbose": True}, {"build_directory": "/tmp/x"},
+             {"cpp_sources": ["int f();"]}, {"functions": {"f": "f"}}]
 )  # fmt: skip
 def test_what_the_compiler_does_not_see_leaves_the_key_alone(same):
     assert key(**same) == key()
@@ -89,7 +89,8 @@ PyMODINIT_FUNC PyInit_%s(void) { return PyModule_Create(&definition); }
 
 @pytest.fixture
 def builder(tmp_path, monkeypatch):
-    """Installs the cache around a stand-in for load_inline that builds a plain C extension (the real one takes 30 s)."""
+    """Installs the cache around a stand-in for load_inline that builds a plain C extension (the real one
+    takes 30 s)."""
     if shutil.which("gcc") is None:
         pytest.skip("needs gcc")
     import sysconfig
@@ -105,7 +106,9 @@ def builder(tmp_path, monkeypatch):
         library = os.path.join(build_directory, f"{name}.so")
         include = sysconfig.get_paths()["include"]
         done = subprocess.run(
-            ["gcc", "-O0", "-shared", "-fPIC", f"-I{include}", source, "-o", library], capture_output=True, text=True
+            ["gcc", "-O0", "-shared", "-fPIC", f"-I{include}", source, "-o", library],
+            capture_output=True,
+            text=True,
         )
         if done.returncode:
             raise RuntimeError(f"Error building extension '{name}': {done.stderr}")
@@ -113,7 +116,9 @@ def builder(tmp_path, monkeypatch):
 
     monkeypatch.setattr(cpp_extension, "load_inline", load_inline)
     monkeypatch.setattr(cpp_extension, "remove_extension_h_precompiler_headers", lambda: None)
-    monkeypatch.setattr(cuda, "library_kernels", lambda path: (cuda.OwnKernel(name="k", origin="cuda", registers=8),))
+    monkeypatch.setattr(
+        cuda, "library_kernels", lambda path: (cuda.OwnKernel(name="k", origin="cuda", registers=8),)
+    )
 
     def install(job):
         private = tmp_path / job
@@ -191,7 +196,8 @@ DEVICE_CODE = r"""
 __global__ void add_kernel(const float* a, float* b) { b[threadIdx.x] += a[threadIdx.x]; }
 template <typename T, int B> __global__ void scale_kernel(T* a) { a[threadIdx.x] *= B; }
 namespace { __global__ void hidden(float* a) { a[0] = 1; } }
-extern "C" void go(float* a) { add_kernel<<<1, 1>>>(a, a); scale_kernel<float, 3><<<1, 1>>>(a); hidden<<<1, 1>>>(a); }
+extern "C" void go(float* a) { add_kernel<<<1, 1>>>(a, a); scale_kernel<float, 3><<<1, 1>>>(a); hidden<<<1,
+1>>>(a); }
 """
 
 
@@ -200,18 +206,30 @@ def test_own_kernels_are_read_from_the_device_code_of_the_library(tmp_path):
     (tmp_path / "k.cu").write_text(DEVICE_CODE)
     library = tmp_path / "k.so"
     subprocess.run(
-        ["nvcc", "-arch=sm_90", "-shared", "-Xcompiler", "-fPIC", str(tmp_path / "k.cu"), "-o", str(library)], check=True
+        ["nvcc", "-arch=sm_90", "-shared", "-Xcompiler", "-fPIC", str(tmp_path / "k.cu"), "-o", str(library)],
+        check=True,
     )
     kernels = cuda.library_kernels(library)
     assert {kernel.name for kernel in kernels} == {
-        "add_kernel(float const*, float*)", "void scale_kernel<float, 3>(float*)", "(anonymous namespace)::hidden(float*)",
+        "add_kernel(float const*, float*)", "void scale_kernel<float, 3>(float*)",
+        "(anonymous namespace)::hidden(float*)",
     }  # fmt: skip
     assert all(kernel.registers > 0 for kernel in kernels)
 
 
 def test_the_trusted_side_imports_the_gpu_modules_without_torch():
     code = (
-        "import sandbox.build.cuda, sandbox.jail.device_cuda, sandbox.jail.nvml, sandbox.verdict.coverage, sys;"
+        "import sandbox.build.cuda, sandbox.jail.device_cuda, sandbox.jail.nvml, sandbox.verdict.coverage;"
+        "import sys;"
         "assert not {'torch', 'triton'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")
+def test_a_library_without_device_code_defines_no_kernels(tmp_path):
+    (tmp_path / "f.c").write_text("int f(void) { return 1; }")
+    subprocess.run(
+        ["gcc", "-shared", "-fPIC", str(tmp_path / "f.c"), "-o", str(tmp_path / "f.so")], check=True
+    )
+    assert cuda.library_kernels(tmp_path / "f.so") == ()

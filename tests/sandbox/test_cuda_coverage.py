@@ -3,6 +3,9 @@
 import pytest
 
 from sandbox.jail.device_cuda import physical_index, trace_events
+from sandbox.jail.frames import Message
+from sandbox.jail.spawn import JailReply
+from sandbox.oracle.gpu import compile_for, measure_coverage
 from sandbox.verdict.coverage import DeviceEvent, OwnKernel, judge_coverage, own_share
 
 
@@ -11,7 +14,11 @@ def event(name, ms, **facts):
 
 
 def test_share_is_own_time_over_all_device_time():
-    events = [event("add_kernel", 3.0), event("ampere_sgemm_128x64_nn", 6.0), event("Memset (Device)", 1.0, kind="memset")]
+    events = [
+        event("add_kernel", 3.0),
+        event("ampere_sgemm_128x64_nn", 6.0),
+        event("Memset (Device)", 1.0, kind="memset"),
+    ]
     report = own_share(events, [OwnKernel(name="add_kernel", origin="triton")])
     assert report.coverage == pytest.approx(0.3)
     assert [(k.name, k.own) for k in report.kernels] == [
@@ -48,7 +55,9 @@ def test_a_decoy_with_a_library_kernels_name_does_not_inherit_its_time():
 
 
 def test_any_compiled_variant_of_a_name_matches():
-    own = [OwnKernel(name="k", origin="triton", block_threads=threads, registers=32) for threads in (128, 256)]
+    own = [
+        OwnKernel(name="k", origin="triton", block_threads=threads, registers=32) for threads in (128, 256)
+    ]
     assert own_share([event("k", 1.0, block_threads=256, registers=32)], own).coverage == 1.0
 
 
@@ -64,8 +73,9 @@ def test_an_empty_profile_gives_no_coverage_and_says_so():
 
 @pytest.mark.parametrize(
     ("coverage", "fails", "speed", "share"),
-    [(0.0, True, False, 0.0), (0.049, True, False, 0.049), (0.05, False, False, 0.05), (0.299, False, False, 0.299),
-     (0.30, False, True, 0.30), (1.0, False, True, 1.0), (None, False, False, 0.0)],
+    [(0.0, True, False, 0.0), (0.049, True, False, 0.049), (0.05, False, False, 0.05),
+     (0.299, False, False, 0.299), (0.30, False, True, 0.30),
+     (1.0, False, True, 1.0), (None, False, False, 0.0)],
 )  # fmt: skip
 def test_the_rule_of_five_and_thirty_percent(coverage, fails, speed, share):
     verdict = judge_coverage(coverage)
@@ -106,3 +116,54 @@ def test_a_cuda_ordinal_is_mapped_through_the_visible_devices(monkeypatch):
     assert physical_index("cuda:1") == 5
     with pytest.raises(RuntimeError, match="CUDA_VISIBLE_DEVICES"):
         physical_index("cuda:2")
+
+
+PROFILE = {
+    "kernels": [
+        {"name": "k", "ms": 3.0, "launches": 2, "kind": "kernel", "block_threads": 128, "registers": 20},
+        {"name": "Memset (Device)", "ms": 1.0, "launches": 1, "kind": "memset", "block_threads": None, "registers": None},
+    ],
+    "own": [{"name": "k", "origin": "triton", "block_threads": 128, "registers": 20}],
+}  # fmt: skip
+
+
+def runner_that_replies(header):
+    def order(command, timeout_s, **fields):
+        if isinstance(header, Exception):
+            raise header
+        return Message(header, [])
+
+    return order
+
+
+def test_coverage_is_taken_from_a_runners_profile():
+    report = measure_coverage(runner_that_replies(PROFILE), slot=0, timeout_s=1)
+    assert report.coverage == pytest.approx(0.75)
+    assert (report.kernels[0].name, report.kernels[0].launches) == ("k", 2)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [{}, {"kernels": 1, "own": []}, {"kernels": [{"name": "k"}], "own": []},
+     {"kernels": [{**PROFILE["kernels"][0], "ms": -1.0}], "own": []},
+     {"kernels": [{**PROFILE["kernels"][0], "registers": "20"}], "own": []}],
+)  # fmt: skip
+def test_a_malformed_profile_is_no_coverage(header):
+    report = measure_coverage(runner_that_replies(header), slot=0, timeout_s=1)
+    assert report.coverage is None
+    assert "malformed" in report.note
+
+
+def test_a_profiler_that_fails_gives_no_coverage_and_its_reason():
+    broken = runner_that_replies(JailReply("runtime_error", "CUPTI_ERROR_NOT_INITIALIZED"))
+    report = measure_coverage(broken, slot=0, timeout_s=1)
+    assert report.coverage is None
+    assert "CUPTI_ERROR" in report.note
+    assert not judge_coverage(report.coverage).speed_rewarded
+
+
+def test_a_malformed_or_missing_compile_report_is_an_unknown():
+    report = compile_for(runner_that_replies({"report": {"arch": "sm_90"}}), 0, 1, "sm_90")
+    assert report.compiles is None and "malformed" in report.summary()
+    report = compile_for(runner_that_replies(JailReply("runtime_error", "boom")), 0, 1, "sm_90")
+    assert report.summary() == "compiles for sm_90: unknown (boom)"

@@ -18,8 +18,6 @@ import torch
 add = runpy.run_path(sys.argv[1] + "/add_triton.py")["ModelNew"]()
 x, y = torch.randn(40, 50), torch.randn(40, 50)
 assert torch.equal(add(x, y), x + y)
-wrong = runpy.run_path(sys.argv[1] + "/add_wrong.py")["ModelNew"]()
-assert not torch.allclose(wrong(x, y), x + y)
 softmax = runpy.run_path(sys.argv[1] + "/softmax_triton.py")["ModelNew"]()
 torch.testing.assert_close(softmax(x), torch.softmax(x, 1))
 chain = runpy.run_path(sys.argv[1] + "/chain_triton.py")["ModelNew"](50)

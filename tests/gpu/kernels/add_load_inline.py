@@ -11,7 +11,8 @@ __global__ void add_kernel(const T* x, const T* y, T* out, long n) {
 torch::Tensor add(torch::Tensor x, torch::Tensor y) {
     auto out = torch::empty_like(x);
     long n = x.numel();
-    add_kernel<float><<<(n + 255) / 256, 256>>>(x.data_ptr<float>(), y.data_ptr<float>(), out.data_ptr<float>(), n);
+    add_kernel<float><<<(n + 255) / 256, 256>>>(
+        x.data_ptr<float>(), y.data_ptr<float>(), out.data_ptr<float>(), n);
     return out;
 }
 """

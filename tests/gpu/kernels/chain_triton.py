@@ -4,7 +4,8 @@ import triton.language as tl
 
 
 @triton.autotune(
-    configs=[triton.Config({"BLOCK": 1024}, num_warps=4), triton.Config({"BLOCK": 2048}, num_warps=8)], key=["n"]
+    configs=[triton.Config({"BLOCK": 1024}, num_warps=4), triton.Config({"BLOCK": 2048}, num_warps=8)],
+    key=["n"],
 )
 @triton.jit
 def chain_kernel(x_ptr, scale_ptr, bias_ptr, out_ptr, n, width, BLOCK: tl.constexpr):

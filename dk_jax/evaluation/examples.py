@@ -1,0 +1,87 @@
+"""The report's kernels: which turns are worth a look, and how they are shown."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterable
+from html import escape
+
+from dk_jax.evaluation.markup import status, times
+from dk_jax.rollout.trajectory import Trajectory, Turn
+from dk_jax.tasks.task import Task
+
+MAX_CODE_CHARS = 6000
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Example:
+    """Turns of one trajectory that are worth a look, and why."""
+
+    why: str
+    trajectory: Trajectory
+    turns: tuple[int, ...]
+
+
+def pick_examples(trajectories: Iterable[Trajectory]) -> list[Example]:
+    """The fastest kernels of two tasks, the largest gain from feedback, a typical one, and up to three kinds of failure."""
+    judged = [(t, i, turn) for t in trajectories for i, turn in enumerate(t.turns) if turn.verdict is not None]
+    right = sorted((j for j in judged if j[2].verdict.correct), key=lambda j: -j[2].verdict.speedup)
+    out: list[Example] = []
+    seen: set[int] = set()
+
+    def add(why: str, found: tuple[Trajectory, int, Turn] | None, turns: tuple[int, ...] = ()) -> None:
+        if found is not None and id(found[0]) not in seen:
+            seen.add(id(found[0]))
+            out.append(Example(why=why, trajectory=found[0], turns=turns or (found[1],)))
+
+    add("Fastest", right[0] if right else None)
+    add("Fastest of another task", next((j for j in right if j[0].task != right[0][0].task), None))
+    gains = [(j[2].verdict.speedup / max(j[0].turns[0].verdict.speedup, 0.1), j) for j in right if j[1] > 0]
+    gains = sorted((pair for pair in gains if pair[0] > 1 and id(pair[1][0]) not in seen), key=lambda pair: -pair[0])
+    if gains:
+        found = gains[0][1]
+        add("Largest gain from feedback", found, (0, found[1]))
+    if right:
+        middle = right[len(right) // 2][2].verdict.speedup
+        fresh = [j for j in right if id(j[0]) not in seen]
+        add("Typical of the correct", min(fresh, key=lambda j: abs(j[2].verdict.speedup - middle), default=None))
+    wrong = Counter(j[2].verdict.outcome for j in judged if not j[2].verdict.correct)
+    for outcome, count in wrong.most_common(3):
+        some = [j for j in judged if j[2].verdict.outcome == outcome and id(j[0]) not in seen]
+        some.sort(key=lambda j: len(j[2].source or j[2].text))
+        share = f"{count:,} of {len(judged):,} turns"
+        add(f"Failed: {outcome.replace('_', ' ')} ({share})", some[len(some) // 2] if some else None)
+    return out
+
+
+def card(example: Example, task: Task | None) -> str:
+    t = example.trajectory
+    skills = "".join(f'<span class="chip">{escape(name)}</span>' for name in t.skills)
+    level = f" · level {task.level}" if task else ""
+    parts = [
+        f'<div class="why">{escape(example.why)}</div>',
+        f'<h3><span class="name">{escape(t.task)}</span><small>{level}</small>{skills}</h3>',
+    ]
+    if task is not None:
+        parts.append(f"<details><summary>the PyTorch reference</summary><pre>{escape(task.reference.strip())}</pre></details>")
+    for i in example.turns:
+        turn = t.turns[i]
+        v = turn.verdict
+        speed = f"<span><b>{times(v.speedup)}</b> eager</span>" if v.speedup > 0 else ""
+        noise = "<span>within noise of eager</span>" if v.correct and v.noisy else ""
+        parts.append(
+            f'<p class="verdict"><span class="badge {status(v.outcome)}">{v.outcome.replace("_", " ")}</span>{speed}{noise}'
+            f'<span class="rest">turn {i + 1} of {len(t.turns)} · reward {v.reward:.2f}</span></p>'
+            f"<pre>{escape(_bounded(turn.source if turn.source is not None else turn.text))}</pre>"
+        )
+        if v.feedback:
+            parts.append(f"<blockquote><b>Feedback</b> {escape(_bounded(v.feedback))}</blockquote>")
+    return f"<article>{''.join(parts)}</article>"
+
+
+def _bounded(text: str) -> str:
+    text = text.strip("\n")
+    if len(text) <= MAX_CODE_CHARS:
+        return text
+    return text[:MAX_CODE_CHARS] + f"\n... ({len(text) - MAX_CODE_CHARS:,} more characters)"

@@ -1,0 +1,76 @@
+"""Content-addressed store of built libraries: a key names what the compiler saw, a file appears complete or not at all."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from pathlib import Path
+
+DEFAULT_LIMIT_BYTES = 4 << 30
+
+
+class ArtifactStore:
+    """Files under `root`, two levels deep, named by key. Safe for several processes at once.
+
+    Args:
+      root: made with mode 0700 if missing.
+    """
+
+    def __init__(self, root: Path):
+        self.root = root
+        root.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+    @staticmethod
+    def key(*parts: str) -> str:
+        """Key of an ordered list of texts; the lengths are hashed too, so no two lists share a key."""
+        digest = hashlib.sha256()
+        for part in parts:
+            data = part.encode("utf-8", "surrogatepass")
+            digest.update(len(data).to_bytes(8, "big") + data)
+        return digest.hexdigest()
+
+    def find(self, key: str) -> Path | None:
+        """Path of the artifact, or None. Marks it as used."""
+        path = self._path(key)
+        try:
+            os.utime(path)
+        except FileNotFoundError:
+            return None
+        return path
+
+    def publish(self, key: str, built: Path) -> Path:
+        """Copies `built` under `key` in one step; the first of several publishers of a key is kept or replaced by an
+        equal file. Raises OSError when the disk is full, leaving nothing behind."""
+        path = self._path(key)
+        path.parent.mkdir(exist_ok=True, mode=0o700)
+        handle, temporary = tempfile.mkstemp(prefix=".new-", dir=path.parent)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(built.read_bytes())
+            os.replace(temporary, path)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+        return path
+
+    def prune(self, limit_bytes: int = DEFAULT_LIMIT_BYTES) -> int:
+        """Deletes the least recently used artifacts beyond `limit_bytes`; returns how many."""
+        entries = []
+        for path in self.root.glob("??/*"):
+            try:
+                stat = path.stat()
+            except FileNotFoundError:
+                continue
+            entries.append((stat.st_mtime, stat.st_size, path))
+        entries.sort(reverse=True)
+        total_bytes, deleted = 0, 0
+        for _, size, path in entries:
+            total_bytes += size
+            if total_bytes > limit_bytes:
+                path.unlink(missing_ok=True)
+                deleted += 1
+        return deleted
+
+    def _path(self, key: str) -> Path:
+        return self.root / key[:2] / key

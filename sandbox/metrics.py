@@ -1,0 +1,48 @@
+"""Counters and gauges of the broker in Prometheus' text format."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+_HELP = {
+    "sandbox_evaluations_total": ("counter", "Finished evaluations by outcome"),
+    "sandbox_cached_total": ("counter", "Evaluations answered from the cache of verdicts"),
+    "sandbox_retries_total": ("counter", "Evaluations repeated after a fault of the judge"),
+    "sandbox_worker_restarts_total": ("counter", "Oracle processes that were replaced"),
+    "sandbox_stage_seconds_total": ("counter", "Time spent in each stage of evaluations"),
+    "sandbox_rejected_requests_total": ("counter", "Requests answered with an error, by status"),
+    "sandbox_queue_waiting": ("gauge", "Evaluations that wait for an oracle"),
+    "sandbox_queue_running": ("gauge", "Evaluations that run"),
+    "sandbox_workers_ready": ("gauge", "Oracle processes that are up"),
+}
+
+
+class Metrics:
+    """Values by metric name and at most one label."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+
+    def add(self, name: str, value: float = 1.0, **label: str) -> None:
+        """Raises a counter. Raises KeyError for a name that is not declared."""
+        _HELP[name]
+        self._values[name][_label(label)] += value
+
+    def set(self, name: str, value: float) -> None:
+        """Sets a gauge."""
+        _HELP[name]
+        self._values[name][""] = value
+
+    def text(self) -> str:
+        """The exposition text; metrics without a value show as 0."""
+        lines = []
+        for name, (kind, help_text) in _HELP.items():
+            lines += [f"# HELP {name} {help_text}", f"# TYPE {name} {kind}"]
+            values = self._values.get(name) or {"": 0.0}
+            lines += [f"{name}{label} {value:g}" for label, value in sorted(values.items())]
+        return "\n".join(lines) + "\n"
+
+
+def _label(label: dict[str, str]) -> str:
+    inner = ",".join(f'{key}="{value}"' for key, value in label.items())
+    return f"{{{inner}}}" if inner else ""

@@ -1,0 +1,109 @@
+"""The oracle's part of judging on, or for, a GPU: coverage from a profile, and whether Triton kernels compile.
+
+What a runner reports here is a claim like any other: its shape is checked, and the profile is held against
+the kernels that the build side knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from sandbox.build.triton import CompileReport
+from sandbox.jail.frames import Message
+from sandbox.jail.spawn import JailError, JailReply, ZygoteLost
+from sandbox.verdict.coverage import CoverageReport, DeviceEvent, OwnKernel, own_share
+
+MAX_NAME_CHARS = 1000
+MAX_EVENTS = 5000
+
+
+def measure_coverage(order: Callable[..., Message], slot: int, timeout_s: float) -> CoverageReport:
+    """Profiles one call of the candidate and takes the share of its own kernels.
+
+    Args:
+        order: Sends an order to the candidate's runner and returns the reply, as `Runner.call`.
+        slot: Inputs to run on.
+        timeout_s: For the profiled call, the profiler's start included.
+
+    Returns:
+        The report. `coverage` is None, with the reason in `note`, where the profiler failed or saw nothing.
+
+    Raises:
+        JailError: The candidate's process died or hung.
+    """
+    try:
+        header = order("profile", timeout_s, slot=slot).header
+    except JailReply as error:
+        return CoverageReport(coverage=None, kernels=(), note=f"the profiler failed: {str(error)[:300]}")
+    try:
+        events = [_event(entry) for entry in _list(header, "kernels")]
+        own = [_own(entry) for entry in _list(header, "own")]
+    except (KeyError, TypeError, ValueError) as error:
+        return CoverageReport(
+            coverage=None, kernels=(), note=f"the process sent a malformed profile ({error!r})"
+        )
+    return own_share(events, own)
+
+
+def compile_for(order: Callable[..., Message], slot: int, timeout_s: float, arch: str) -> CompileReport:
+    """Has a runner with an `aot:` device compile what the candidate would launch.
+
+    Args:
+        order: Sends an order to that runner, which has loaded the candidate and holds inputs in `slot`.
+        slot: Inputs to run on.
+        timeout_s: For all compilations together.
+        arch: Such as `sm_90`; only names the report of a failure.
+
+    Returns:
+        The report; a runner that died or hung leaves `compiles` None and says so in `stopped`.
+
+    Raises:
+        ZygoteLost: The judge itself is at fault.
+    """
+    try:
+        return CompileReport.from_json(order("compile_report", timeout_s, slot=slot).header["report"])
+    except ZygoteLost:
+        raise
+    except JailError as error:
+        return CompileReport(arch=arch, builds=(), stopped=str(error)[:500])
+    except (KeyError, TypeError, ValueError) as error:
+        return CompileReport(arch=arch, builds=(), stopped=f"the process sent a malformed report ({error!r})")
+
+
+def _list(header: dict[str, Any], name: str) -> list[dict[str, Any]]:
+    entries = header[name]
+    if not isinstance(entries, list) or len(entries) > MAX_EVENTS:
+        raise ValueError(f"{name} is not a list of at most {MAX_EVENTS}")
+    return entries
+
+
+def _whole(value: Any) -> int | None:
+    if value is not None and type(value) is not int:
+        raise TypeError(f"{value!r} is not a whole number")
+    return value
+
+
+def _event(entry: dict[str, Any]) -> DeviceEvent:
+    ms = float(entry["ms"])
+    if not 0 <= ms < 1e9 or entry["kind"] not in ("kernel", "memcpy", "memset"):
+        raise ValueError("no such device event")
+    return DeviceEvent(
+        name=str(entry["name"])[:MAX_NAME_CHARS],
+        ms=ms,
+        kind=entry["kind"],
+        block_threads=_whole(entry["block_threads"]),
+        registers=_whole(entry["registers"]),
+        launches=_whole(entry["launches"]) or 1,
+    )
+
+
+def _own(entry: dict[str, Any]) -> OwnKernel:
+    if entry["origin"] not in ("triton", "cuda"):
+        raise ValueError("no such origin")
+    return OwnKernel(
+        name=str(entry["name"])[:MAX_NAME_CHARS],
+        origin=entry["origin"],
+        block_threads=_whole(entry["block_threads"]),
+        registers=_whole(entry["registers"]),
+    )

@@ -1,0 +1,215 @@
+"""A task's reference in a runner of its own, kept warm; never in one process with a candidate."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from sandbox.build.signature import KernelSignature, SignatureError, make_signature
+from sandbox.jail.frames import Message
+from sandbox.jail.spawn import JailDied, JailError, JailMemory, JailReply, JailTimeout, Runner, ZygoteLost
+from sandbox.jail.tensors import decode, describe, pack, unpack
+from sandbox.protocol import TaskSpec
+from sandbox.verdict.correctness import Tolerance, compare, reference_problem
+
+MAX_STATE_BYTES = 16 << 30
+MAX_INPUT_BYTES = 8 << 30
+MAX_OUTPUT_BYTES = 8 << 30
+SLACK_BYTES = 1 << 16
+EXAMPLE_SLOT = 1000
+"""Slot of the inputs that only serve to get to know the task."""
+
+
+class TaskRejected(RuntimeError):
+    """The task itself is at fault: no `Model`, it fails, its output is random, ... The text says what to change."""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Arguments of one trial: `args` as encoded by `sandbox.jail.tensors`, and their tensors on the host."""
+
+    args: list[Any]
+    tensors: list[torch.Tensor]
+
+    @property
+    def bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.tensors)
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """What a call returned, with the numbers of the tensor arguments it changed and of those it returned."""
+
+    tensors: list[torch.Tensor]
+    is_tuple: bool
+    changed: frozenset[int]
+    aliased: frozenset[int]
+
+    @property
+    def bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.tensors)
+
+
+class Reference:
+    """Runs one task's reference.
+
+    Args:
+      task: the task.
+      runner: a fresh runner; owned and closed by this object.
+      seed: of the weights; the candidate is constructed under the same.
+      load_s, check_s: deadlines of constructing and of each call.
+
+    Raises:
+      TaskRejected: the source fails or does not fit the KernelBench form.
+    """
+
+    def __init__(self, task: TaskSpec, runner: Runner, *, seed: int, load_s: float, check_s: float):
+        self.task, self.runner, self.seed, self._check_s = task, runner, seed, check_s
+        try:
+            self._get_to_know(load_s)
+        except BaseException:
+            runner.close()
+            raise
+
+    def _get_to_know(self, load_s: float) -> None:
+        message = self.order(
+            "load_reference", load_s, source=self.task.reference, entry_point=self.task.entry_point,
+            dtype=self.task.dtype, device=self.task.device, seed=self.seed, reply_bytes=MAX_STATE_BYTES,
+        )  # fmt: skip
+        header, tensors = message.header, unpack(message.header["tensors"], message.buffers)
+        self.init, count = header["init"], header["init_tensors"]
+        self.init_tensors, self.state = tensors[:count], tensors[count:]
+        example = self.inputs(seed=self.seed + 1, slot=EXAMPLE_SLOT)
+        first = self.run(EXAMPLE_SLOT, seed=1)
+        again = self.run(EXAMPLE_SLOT, seed=2)
+        if not first.changed and not compare(first.tensors, again.tensors, Tolerance(atol=1e-2, rtol=1e-2)).ok:
+            raise TaskRejected("the reference's output is random: two calls on the same inputs differ")
+        self.outputs = [describe(tensor) for tensor in first.tensors]
+        self.is_tuple, self.changes, self.aliases = first.is_tuple, first.changed, first.aliased
+        self.input_shapes = [describe(tensor) for tensor in example.tensors]
+        self.max_output_bytes = 2 * first.bytes + SLACK_BYTES
+        self.signature_error = ""
+        self.signature: KernelSignature | None = None
+        try:
+            values = decode(example.args, example.tensors)
+            self.signature = make_signature(
+                header["arguments"], [_shape_only(value) for value in values],
+                [(name, describe(tensor)) for name, tensor in zip(header["state"], self.state, strict=True)],
+                self.outputs, self.is_tuple,
+            )  # fmt: skip
+        except SignatureError as error:
+            self.signature_error = str(error)
+
+    def inputs(self, seed: int, slot: int) -> Inputs:
+        """Draws fresh inputs into a slot of the runner and returns a copy of them."""
+        message = self.order("inputs", self._check_s, seed=seed, slot=slot, reply_bytes=MAX_INPUT_BYTES)
+        return Inputs(message.header["args"], unpack(message.header["tensors"], message.buffers))
+
+    def run(self, slot: int, seed: int) -> Outputs:
+        """Outputs on a slot's inputs. Raises TaskRejected when they contain NaN or are no tensors."""
+        message = self.order(
+            "run", self._check_s, slot=slot, seed=seed, check=True, max_bytes=MAX_OUTPUT_BYTES,
+            reply_bytes=MAX_OUTPUT_BYTES + SLACK_BYTES,
+        )  # fmt: skip
+        outputs = read_outputs(message)
+        problem = reference_problem(outputs.tensors)
+        if problem:
+            raise TaskRejected(problem)
+        return outputs
+
+    def overwrite(self, slot: int, tensor: int, row: int, rows: torch.Tensor) -> None:
+        """Changes rows of an input in place."""
+        overwrite(self.runner, self._check_s, slot, tensor, row, rows)
+
+    def close(self) -> None:
+        self.runner.close()
+
+    @property
+    def alive(self) -> bool:
+        return self.runner.exit is None
+
+    def order(self, command: str, timeout_s: float, **order) -> Message:
+        """Sends an order to the runner; every failure is the task's."""
+        try:
+            return self.runner.call(command, timeout_s, **order)
+        except JailReply as error:
+            raise TaskRejected(f"the reference fails: {error}") from error
+        except JailTimeout as error:
+            raise TaskRejected(f"the reference took longer than {timeout_s:g} s ({command})") from error
+        except JailMemory as error:
+            raise TaskRejected(f"the reference {error}") from error
+        except JailDied as error:
+            raise TaskRejected(f"the reference broke down: {error}") from error
+
+
+def overwrite(runner: Runner, timeout_s: float, slot: int, tensor: int, row: int, rows: torch.Tensor) -> None:
+    """Has a runner change rows of one of a slot's tensors in place, in the buffer it has already used."""
+    entries, buffers = pack([rows])
+    runner.call("overwrite", timeout_s, buffers, slot=slot, tensor=tensor, row=row, tensors=entries)
+
+
+def read_outputs(message: Message) -> Outputs:
+    """Reads the reply to `run` or `kept`; everything in it is a claim of the runner.
+
+    Raises:
+      ValueError: the reply is malformed.
+    """
+    header = message.header
+    changed, aliased = header.get("changed", []), header.get("aliased", [])
+    if not all(type(number) is int for number in (*changed, *aliased)):
+        raise ValueError("malformed reply")
+    return Outputs(
+        unpack(header.get("tensors"), message.buffers), bool(header.get("is_tuple")), frozenset(changed), frozenset(aliased)
+    )
+
+
+class References:
+    """The most recently used references, each warm in its runner. Not thread-safe."""
+
+    def __init__(self, capacity: int):
+        self._capacity = capacity
+        self._warm: OrderedDict[str, Reference] = OrderedDict()
+
+    def get(self, task: TaskSpec, make: Callable[[], Reference]) -> Reference:
+        """The warm reference of an equal task, else a new one from `make`; the least recently used one goes."""
+        key = hashlib.sha256(task.model_dump_json(exclude={"name"}).encode()).hexdigest()
+        found = self._warm.pop(key, None)
+        if found is not None and not found.alive:
+            found.close()
+            found = None
+        reference = found or make()
+        self._warm[key] = reference
+        while len(self._warm) > self._capacity:
+            self._warm.popitem(last=False)[1].close()
+        return reference
+
+    def discard(self, reference: Reference) -> None:
+        """Closes a reference whose conversation may be out of step (an order was broken off)."""
+        for key, warm in list(self._warm.items()):
+            if warm is reference:
+                del self._warm[key]
+        try:
+            reference.close()
+        except JailError:
+            return
+
+    def close(self) -> None:
+        """Closes all."""
+        while self._warm:
+            try:
+                self._warm.popitem()[1].close()
+            except ZygoteLost:
+                continue
+
+
+def _shape_only(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return describe(value)
+    if isinstance(value, (list, tuple)):
+        return [_shape_only(item) for item in value]
+    return value

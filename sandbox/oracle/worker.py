@@ -1,0 +1,142 @@
+"""An oracle process: takes evaluations from the broker one at a time, judges them, sends verdicts back.
+
+Started by `sandbox.workers` as `python -m sandbox.oracle.worker FD SETTINGS`; FD is a stream socket that carries one JSON
+object a line, SETTINGS is JSON. From the broker: {"op": "evaluate" | "cancel" | "granted"}; to it: {"op": "ready" |
+"stage" | "acquire" | "release" | "result" | "lost"}.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sandbox.build.artifacts import ArtifactStore
+from sandbox.jail.limits import die_with_parent
+from sandbox.jail.spawn import ZygoteLost
+from sandbox.oracle.evaluate import Cancelled, Gate, Job, Judge
+from sandbox.protocol import Candidate, Options, Stage, TaskSpec
+
+log = logging.getLogger("sandbox.oracle")
+
+
+class BrokerLink:
+    """Lines of JSON to and from the broker. The broker's end closing ends this process."""
+
+    def __init__(self, sock: socket.socket):
+        self.sock = sock
+        self._buffer = b""
+        self.current: str | None = None
+
+    def send(self, message: dict[str, Any]) -> None:
+        self.sock.sendall(json.dumps(message).encode() + b"\n")
+
+    def receive(self) -> dict[str, Any]:
+        """Blocks for one message. Raises SystemExit when the broker has gone."""
+        while b"\n" not in self._buffer:
+            data = self.sock.recv(1 << 20)
+            if not data:
+                raise SystemExit(0)
+            self._buffer += data
+        line, self._buffer = self._buffer.split(b"\n", 1)
+        return json.loads(line)
+
+    def interrupt(self) -> None:
+        """Called when the broker speaks during an evaluation. Raises Cancelled if it wants this one to end."""
+        message = self.receive()
+        if message["op"] == "cancel" and message["id"] == self.current:
+            raise Cancelled
+
+    def await_grant(self, ticket: int) -> None:
+        """Waits for the gate. Raises Cancelled."""
+        while True:
+            message = self.receive()
+            if message["op"] == "granted" and message["ticket"] == ticket:
+                return
+            if message["op"] == "cancel" and message["id"] == self.current:
+                raise Cancelled
+
+
+class BrokerGate(Gate):
+    """Asks the broker for access; see `sandbox.gate` for who gets it when."""
+
+    def __init__(self, link: BrokerLink):
+        self._link = link
+        self._ticket = 0
+
+    @contextmanager
+    def _held(self, resource: str, exclusive: bool) -> Iterator[None]:
+        self._ticket += 1
+        ticket = self._ticket
+        self._link.send({"op": "acquire", "ticket": ticket, "resource": resource, "exclusive": exclusive})
+        try:
+            self._link.await_grant(ticket)
+            yield
+        finally:
+            # Also withdraws a request that was not granted yet.
+            self._link.send({"op": "release", "ticket": ticket})
+
+    def shared(self, resource: str):
+        return self._held(resource, exclusive=False)
+
+    def exclusive(self, resource: str):
+        return self._held(resource, exclusive=True)
+
+
+def main(arguments: list[str]) -> None:
+    """Serves the broker until it closes the connection."""
+    settings = json.loads(arguments[1])
+    die_with_parent(settings["parent"])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    logging.basicConfig(level=settings["log_level"], format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    # Comparisons must not leave threads behind that disturb the next measurement.
+    torch.set_num_threads(1)
+    link = BrokerLink(socket.socket(fileno=int(arguments[0])))
+    judge = Judge(
+        scratch=Path(settings["scratch"]), store=ArtifactStore(Path(settings["cache"])), threads=settings["threads"],
+        gate=BrokerGate(link), interrupt=(link.sock.fileno(), link.interrupt),
+        on_stage=lambda job_id, stage: _send_stage(link, job_id, stage),
+    )  # fmt: skip
+    try:
+        judge.start()
+        link.send({"op": "ready"})
+        while True:
+            message = link.receive()
+            if message["op"] == "evaluate":
+                _evaluate(link, judge, message)
+    except ZygoteLost as error:
+        log.error("%s", error)
+        link.send({"op": "lost", "error": str(error)})
+    finally:
+        judge.close()
+
+
+def _evaluate(link: BrokerLink, judge: Judge, message: dict[str, Any]) -> None:
+    job = Job(
+        id=message["id"], task=TaskSpec.model_validate(message["task"]),
+        candidate=Candidate.model_validate(message["candidate"]), options=Options.model_validate(message["options"]),
+    )  # fmt: skip
+    link.current = job.id
+    try:
+        result = judge.evaluate(job).model_dump()
+    except Cancelled:
+        result = None
+    finally:
+        link.current = None
+    link.send({"op": "result", "id": job.id, "result": result})
+
+
+def _send_stage(link: BrokerLink, job_id: str, stage: Stage) -> None:
+    link.send({"op": "stage", "id": job_id, "stage": stage})
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

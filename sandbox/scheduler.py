@@ -1,0 +1,428 @@
+"""Queue, verdicts and their lives: what is asked twice is judged once, what the judge broke is judged again."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import os
+import secrets
+import time
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sandbox.metrics import Metrics
+from sandbox.protocol import (
+    Candidate,
+    EvaluationResult,
+    Options,
+    QueueHealth,
+    StageEvent,
+    TaskSpec,
+    VerificationArm,
+    VerificationRequest,
+    VerificationResult,
+)
+from sandbox.workers import Gates, Worker, WorkerSettings
+
+log = logging.getLogger("sandbox.scheduler")
+MAX_ATTEMPTS = 3
+CACHED_VERDICTS = 20_000
+KEPT_RECORDS = 50_000
+KEPT_KEYS = 10_000
+RETRY_AFTER_S = 1.0
+
+
+class QueueFull(RuntimeError):
+    """No room for the request; try again after `retry_after_s`."""
+
+    def __init__(self, message: str, retry_after_s: float):
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class KeyConflict(RuntimeError):
+    """The client key was used before with another body."""
+
+
+class UnknownId(KeyError):
+    """No such evaluation or verification (any more)."""
+
+
+@dataclass(eq=False)
+class Record:
+    """One evaluation as the broker knows it."""
+
+    id: str
+    content: str
+    job: dict[str, Any] | None
+    result: EvaluationResult
+    created_s: float
+    attempts: int = 0
+    cancelled: bool = False
+    followers: list[Record] = field(default_factory=list)
+    listeners: list[asyncio.Queue] = field(default_factory=list)
+    done: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Scheduler:
+    """Takes requests, keeps `workers` oracle processes busy, remembers verdicts.
+
+    Args:
+      settings: of the oracle processes.
+      workers: how many.
+      max_queue: most evaluations that may wait.
+      cores: how many ordinary pieces of work may run at once beside each other.
+    """
+
+    def __init__(self, settings: WorkerSettings, *, workers: int, max_queue: int, cores: int):
+        self.metrics = Metrics()
+        self._settings, self._n_workers, self.max_queue = settings, workers, max_queue
+        self._gates = Gates(shared_limit=max(1, cores))
+        self._workers: list[Worker] = []
+        self._records: OrderedDict[str, Record] = OrderedDict()
+        self._waiting: deque[Record] = deque()
+        self._running: dict[str, tuple[Record, Worker, float]] = {}
+        self._leaders: dict[str, Record] = {}
+        self._verdicts: OrderedDict[str, EvaluationResult] = OrderedDict()
+        self._keys: OrderedDict[str, tuple[str, Any]] = OrderedDict()
+        self._verifications: OrderedDict[str, list[tuple[list[str], list[str]]]] = OrderedDict()
+        self._watchdog: asyncio.Task | None = None
+
+    async def start(self) -> None:
+        """Starts the oracle processes; returns before they are ready."""
+        for number in range(self._n_workers):
+            self._workers.append(
+                Worker(
+                    number, self._settings, self._gates, on_message=self._on_message, on_free=self._on_free,
+                    on_lost=self._on_lost,
+                )
+            )  # fmt: skip
+        self._watchdog = asyncio.create_task(self._watch())
+
+    async def close(self) -> None:
+        """Ends everything that runs."""
+        if self._watchdog is not None:
+            self._watchdog.cancel()
+        await asyncio.gather(*(worker.close() for worker in self._workers))
+
+    # ------------------------------------------------------------ requests
+
+    def submit(
+        self, task: TaskSpec, candidates: Sequence[Candidate], options: Options, client_key: str | None
+    ) -> list[str]:
+        """Queues candidates and returns their ids.
+
+        Raises:
+          QueueFull: nothing was queued. KeyConflict: the key belongs to another request.
+        """
+        body = _digest("evaluation", task.model_dump(), [c.model_dump() for c in candidates], options.model_dump())
+        known = self._known(client_key, body)
+        if known is not None:
+            return known
+        self._make_room(len(candidates))
+        ids = [self._add(task, candidate, options).id for candidate in candidates]
+        self._remember(client_key, body, ids)
+        self._dispatch()
+        return ids
+
+    def submit_verification(self, request: VerificationRequest) -> str:
+        """Queues all arms, control and treated taking turns; returns the verification's id. Raises as `submit`."""
+        body = _digest("verification", request.model_dump(exclude={"client_key"}))
+        known = self._known(request.client_key, body)
+        if known is not None:
+            return known
+        self._make_room(sum(len(arm.control) + len(arm.treated) for arm in request.arms))
+        arms = []
+        for arm in request.arms:
+            ids: tuple[list[str], list[str]] = ([], [])
+            for number in range(max(len(arm.control), len(arm.treated))):
+                for side, candidates in zip(ids, (arm.control, arm.treated), strict=True):
+                    if number < len(candidates):
+                        side.append(self._add(arm.task, candidates[number], request.options).id)
+            arms.append(ids)
+        verification_id = f"ver-{secrets.token_hex(8)}"
+        self._verifications[verification_id] = arms
+        while len(self._verifications) > KEPT_KEYS:
+            self._verifications.popitem(last=False)
+        self._remember(request.client_key, body, verification_id)
+        self._dispatch()
+        return verification_id
+
+    async def wait(self, evaluation_id: str, wait_s: float) -> EvaluationResult:
+        """The result as it is once done, or after `wait_s` seconds. Raises UnknownId."""
+        record = self._record(evaluation_id)
+        if wait_s > 0 and not record.done.is_set():
+            try:
+                await asyncio.wait_for(record.done.wait(), wait_s)
+            except TimeoutError:
+                pass
+        return record.result
+
+    async def wait_verification(self, verification_id: str, wait_s: float) -> VerificationResult:
+        """All results of a verification, waiting up to `wait_s` for the last. Raises UnknownId."""
+        arms = self._verifications.get(verification_id)
+        if arms is None:
+            raise UnknownId(verification_id)
+        deadline = time.monotonic() + wait_s
+        ids = [one for arm in arms for side in arm for one in side]
+        for one in ids:
+            await self.wait(one, max(0.0, deadline - time.monotonic()))
+        results = {one: self._record(one).result for one in ids}
+        states = {result.state for result in results.values()}
+        return VerificationResult(
+            id=verification_id,
+            state="done" if states == {"done"} else "queued" if states == {"queued"} else "running",
+            arms=[
+                VerificationArm(control=[results[one] for one in control], treated=[results[one] for one in treated])
+                for control, treated in arms
+            ],
+        )
+
+    def listen(self, ids: Sequence[str]) -> tuple[asyncio.Queue, list[Record]]:
+        """A queue that gets a StageEvent at every change of the given evaluations. Raises UnknownId."""
+        records = [self._record(one) for one in ids]
+        queue: asyncio.Queue = asyncio.Queue()
+        for record in records:
+            record.listeners.append(queue)
+            queue.put_nowait(_event(record))
+        return queue, records
+
+    def cancel(self, evaluation_id: str) -> EvaluationResult:
+        """Cancels an evaluation; one that is done keeps its verdict. Raises UnknownId."""
+        record = self._record(evaluation_id)
+        if record.done.is_set():
+            return record.result
+        record.cancelled = True
+        if record.id in self._running:
+            if not record.followers:
+                self._running[record.id][1].cancel()
+                return record.result
+        elif record in self._waiting:
+            self._waiting.remove(record)
+            self._promote_follower(record)
+        else:
+            for leader in self._leaders.values():
+                if record in leader.followers:
+                    leader.followers.remove(record)
+        self._finish(record, record.result.model_copy(update={
+            "state": "done", "outcome": "cancelled", "feedback": "cancelled",
+        }))  # fmt: skip
+        return record.result
+
+    @property
+    def queue(self) -> QueueHealth:
+        """Numbers for /v1/health."""
+        return QueueHealth(
+            waiting=len(self._waiting), running=len(self._running), limit=self.max_queue, workers=self._n_workers,
+            workers_ready=sum(worker.ready for worker in self._workers),
+        )  # fmt: skip
+
+    @property
+    def problem(self) -> str:
+        """Why an oracle process is missing, if one is."""
+        return next((worker.last_error for worker in self._workers if worker.last_error and not worker.ready), "")
+
+    def metrics_text(self) -> str:
+        queue = self.queue
+        self.metrics.set("sandbox_queue_waiting", queue.waiting)
+        self.metrics.set("sandbox_queue_running", queue.running)
+        self.metrics.set("sandbox_workers_ready", queue.workers_ready)
+        return self.metrics.text()
+
+    # ------------------------------------------------------------ life of a record
+
+    def _add(self, task: TaskSpec, candidate: Candidate, options: Options) -> Record:
+        job = {"task": task.model_dump(), "candidate": candidate.model_dump(), "options": options.model_dump()}
+        content = _digest("content", task.model_dump(exclude={"name"}), job["candidate"], job["options"])
+        evaluation_id = f"eval-{secrets.token_hex(8)}"
+        record = Record(
+            evaluation_id, content, job, EvaluationResult(id=evaluation_id, language=candidate.language), time.monotonic()
+        )
+        self._records[evaluation_id] = record
+        self._forget_old_records()
+        verdict = self._verdicts.get(content)
+        leader = self._leaders.get(content)
+        if verdict is not None:
+            self._verdicts.move_to_end(content)
+            self._finish(record, _copy_verdict(verdict, record))
+        elif leader is not None:
+            leader.followers.append(record)
+        else:
+            self._leaders[content] = record
+            self._waiting.append(record)
+        return record
+
+    def _dispatch(self) -> None:
+        for worker in self._workers:
+            if not self._waiting:
+                return
+            if worker.ready and worker.job_id is None:
+                record = self._waiting.popleft()
+                record.attempts += 1
+                self._running[record.id] = (record, worker, time.monotonic())
+                self._update(record, state="running", attempts=record.attempts)
+                worker.evaluate(record.id, record.job)
+
+    def _on_free(self, worker: Worker) -> None:
+        self._dispatch()
+
+    def _on_message(self, worker: Worker, message: dict[str, Any]) -> None:
+        entry = self._running.get(message["id"])
+        if entry is None:
+            return
+        record, _, started = entry
+        if message["op"] == "stage":
+            self._update(record, stage=message["stage"])
+            return
+        del self._running[record.id]
+        if message["result"] is None:
+            result = record.result.model_copy(update={"state": "done", "outcome": "cancelled", "feedback": "cancelled"})
+            self._promote_follower(record)
+            self._finish(record, result)
+            return
+        result = EvaluationResult.model_validate(message["result"])
+        waited = {"queued": round(started - record.created_s, 6)}
+        result = result.model_copy(update={"attempts": record.attempts, "stage_s": waited | result.stage_s})
+        if result.outcome == "infra_error" and record.attempts < MAX_ATTEMPTS and not record.cancelled:
+            self._retry(record, result.feedback)
+        else:
+            self._conclude(record, result)
+
+    def _on_lost(self, worker: Worker, text: str) -> None:
+        entry = self._running.pop(worker.job_id or "", None)
+        worker.job_id = None
+        self.metrics.add("sandbox_worker_restarts_total")
+        if entry is None:
+            return
+        record = entry[0]
+        if record.attempts < MAX_ATTEMPTS and not record.cancelled:
+            self._retry(record, text)
+        else:
+            self._conclude(record, record.result.model_copy(update={
+                "state": "done", "outcome": "infra_error", "attempts": record.attempts,
+                "feedback": f"the judge failed {record.attempts} times: {text}",
+            }))  # fmt: skip
+
+    def _retry(self, record: Record, text: str) -> None:
+        log.warning("%s is judged again after a fault of the judge: %s", record.id, text)
+        self.metrics.add("sandbox_retries_total")
+        self._update(record, state="queued", stage="queued")
+        self._waiting.appendleft(record)
+        self._dispatch()
+
+    def _conclude(self, record: Record, result: EvaluationResult) -> None:
+        """A verdict is reached: it is remembered (unless the judge failed) and given to all who asked the same."""
+        if result.outcome != "infra_error":
+            self._verdicts[record.content] = result
+            while len(self._verdicts) > CACHED_VERDICTS:
+                self._verdicts.popitem(last=False)
+        self._leaders.pop(record.content, None)
+        for name, seconds in result.stage_s.items():
+            self.metrics.add("sandbox_stage_seconds_total", seconds, stage=name)
+        followers, record.followers = record.followers, []
+        if not record.done.is_set():
+            self._finish(record, result)
+        for follower in followers:
+            self._finish(follower, _copy_verdict(result, follower))
+
+    def _promote_follower(self, record: Record) -> None:
+        """The evaluation that others waited for is cancelled: the next of them takes its place."""
+        if self._leaders.get(record.content) is record:
+            del self._leaders[record.content]
+        if record.followers:
+            heir, *rest = record.followers
+            record.followers = []
+            heir.followers = rest
+            self._leaders[record.content] = heir
+            self._waiting.appendleft(heir)
+            self._dispatch()
+
+    def _finish(self, record: Record, result: EvaluationResult) -> None:
+        record.result = result
+        record.job = None
+        record.done.set()
+        self.metrics.add("sandbox_evaluations_total", outcome=result.outcome)
+        if result.cached:
+            self.metrics.add("sandbox_cached_total")
+        self._tell(record)
+
+    def _update(self, record: Record, **changes: Any) -> None:
+        record.result = record.result.model_copy(update=changes)
+        self._tell(record)
+
+    def _tell(self, record: Record) -> None:
+        for queue in record.listeners:
+            queue.put_nowait(_event(record))
+
+    async def _watch(self) -> None:
+        """Kills an oracle that is far beyond what its deadlines allow: a fault of the judge, not of the candidate."""
+        while True:
+            await asyncio.sleep(5.0)
+            now = time.monotonic()
+            for record, worker, started in list(self._running.values()):
+                options = record.job["options"]
+                limit_s = 120 + 3 * sum(options[name] for name in ("build_s", "load_s", "check_s", "time_s"))
+                if now - started > limit_s:
+                    log.error("%s runs for more than %.0f s; replacing its oracle process", record.id, limit_s)
+                    worker.kill()
+
+    # ------------------------------------------------------------ bookkeeping
+
+    def _record(self, evaluation_id: str) -> Record:
+        record = self._records.get(evaluation_id)
+        if record is None:
+            raise UnknownId(evaluation_id)
+        return record
+
+    def _known(self, client_key: str | None, body: str) -> Any:
+        if client_key is None or client_key not in self._keys:
+            return None
+        known_body, answer = self._keys[client_key]
+        if known_body != body:
+            raise KeyConflict(f"client_key {client_key!r} was used before with another request")
+        return answer
+
+    def _remember(self, client_key: str | None, body: str, answer: Any) -> None:
+        if client_key is not None:
+            self._keys[client_key] = (body, answer)
+            while len(self._keys) > KEPT_KEYS:
+                self._keys.popitem(last=False)
+
+    def _make_room(self, count: int) -> None:
+        if len(self._waiting) + count > self.max_queue:
+            if count > self.max_queue:
+                text = f"the request has {count} candidates, the queue holds {self.max_queue}"
+            else:
+                text = f"{len(self._waiting)} evaluations wait, the queue holds {self.max_queue}"
+            raise QueueFull(text, RETRY_AFTER_S)
+
+    def _forget_old_records(self) -> None:
+        while len(self._records) > KEPT_RECORDS:
+            oldest = next(iter(self._records.values()))
+            if not oldest.done.is_set():
+                return
+            del self._records[oldest.id]
+
+
+def default_workers(devices: Sequence[str]) -> int:
+    """Two oracles hide each other's waits; more only where there are cores for their builds."""
+    return max(2, min(8, (os.cpu_count() or 2))) if devices != ["cpu"] else max(2, min(4, os.cpu_count() or 2))
+
+
+def _digest(*parts: Any) -> str:
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _copy_verdict(verdict: EvaluationResult, record: Record) -> EvaluationResult:
+    return verdict.model_copy(update={"id": record.id, "cached": True, "attempts": 0})
+
+
+def _event(record: Record) -> StageEvent:
+    result = record.result
+    return StageEvent(
+        id=record.id, state=result.state, stage=result.stage, result=result if result.state == "done" else None
+    )

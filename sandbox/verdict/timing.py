@@ -1,0 +1,69 @@
+"""Statistics of timings: medians with 95 % intervals, paired speedups, when to stop. Pure functions on numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sandbox.protocol import Span
+
+Z95 = 1.96
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interval:
+    """A median and its 95 % interval."""
+
+    median: float
+    low: float
+    high: float
+    samples: int
+
+    @property
+    def relative_error(self) -> float:
+        """Half the interval's width over the median."""
+        return (self.high - self.low) / 2 / self.median if self.median > 0 else math.inf
+
+
+def median_interval(samples: Sequence[float]) -> Interval:
+    """Median and its distribution-free 95 % interval from order statistics.
+
+    With fewer than 6 samples no such interval exists, and the full range is given.
+    Raises ValueError without samples.
+    """
+    if not samples:
+        raise ValueError("no samples")
+    ordered = sorted(samples)
+    count = len(ordered)
+    middle = ordered[count // 2] if count % 2 else (ordered[count // 2 - 1] + ordered[count // 2]) / 2
+    if count < 6:
+        return Interval(median=middle, low=ordered[0], high=ordered[-1], samples=count)
+    rank = max(0, math.floor(count / 2 - Z95 * math.sqrt(count) / 2))
+    return Interval(median=middle, low=ordered[rank], high=ordered[count - 1 - rank], samples=count)
+
+
+def span(samples_ms: Sequence[float]) -> Span:
+    """Per-call times of blocks as the protocol's `Span`."""
+    interval = median_interval(samples_ms)
+    return Span(median_ms=interval.median, low_ms=interval.low, high_ms=interval.high, samples=interval.samples)
+
+
+def paired_speedup(candidate_ms: Sequence[float], baseline_ms: Sequence[float]) -> Interval:
+    """Median of baseline/candidate over pairs measured next to each other, so that a drift of the machine cancels."""
+    return median_interval([base / cand for cand, base in zip(candidate_ms, baseline_ms, strict=True)])
+
+
+def believed_ms(span_ms: float, wall_ms: float, empty_ms: float) -> tuple[float, bool]:
+    """Time of a block that is believed: the runner's own span, unless the oracle's clock shows that more passed.
+
+    Args:
+      span_ms: what the runner claims.
+      wall_ms: order sent to reply received, on the oracle's clock.
+      empty_ms: upper bound of what a block without calls costs on that clock.
+
+    Returns:
+      (milliseconds, whether the oracle's clock ruled).
+    """
+    floor_ms = wall_ms - empty_ms
+    return (floor_ms, True) if floor_ms > span_ms else (span_ms, False)

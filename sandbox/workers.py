@@ -1,0 +1,183 @@
+"""The broker's side of oracle processes: starts them, hands them work, keeps the gate, replaces those that die."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import sandbox
+from sandbox.gate import Gate
+
+log = logging.getLogger("sandbox.workers")
+PATIENCE_S = 0.25
+RESTART_PAUSE_S = 0.5
+MAX_LINE_BYTES = 16 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerSettings:
+    """What every oracle process is started with."""
+
+    scratch: Path
+    cache: Path
+    threads: int
+    log_level: str = "WARNING"
+
+
+class Gates:
+    """One gate a device, made on demand."""
+
+    def __init__(self, shared_limit: int):
+        self._shared_limit = shared_limit
+        self._gates: dict[str, Gate] = {}
+
+    def of(self, resource: str) -> Gate:
+        if resource not in self._gates:
+            self._gates[resource] = Gate(self._shared_limit, PATIENCE_S, time.monotonic)
+        return self._gates[resource]
+
+
+class Worker:
+    """One oracle process and its successor when it dies.
+
+    Args:
+      number: its index, for logs.
+      settings: see there.
+      gates: shared by all workers.
+      on_message: called with each "stage" and "result" message.
+      on_free: called when the worker can take the next evaluation.
+      on_lost: called with a text when the process died with an evaluation in hand.
+    """
+
+    def __init__(
+        self, number: int, settings: WorkerSettings, gates: Gates, *, on_message: Callable[[Worker, dict], None],
+        on_free: Callable[[Worker], None], on_lost: Callable[[Worker, str], None],
+    ):  # fmt: skip
+        self.number, self._settings, self._gates = number, settings, gates
+        self._on_message, self._on_free, self._on_lost = on_message, on_free, on_lost
+        self.ready = False
+        self.job_id: str | None = None
+        self.last_error = ""
+        self.restarts = 0
+        self._process: asyncio.subprocess.Process | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._held: dict[int, str] = {}
+        self._closing = False
+        self._task = asyncio.create_task(self._live(), name=f"worker-{number}")
+
+    def evaluate(self, job_id: str, job: dict[str, Any]) -> None:
+        """Hands over an evaluation; the worker must be free."""
+        assert self.ready and self.job_id is None
+        self.job_id = job_id
+        self._send({"op": "evaluate", "id": job_id, **job})
+
+    def cancel(self) -> None:
+        """Asks the worker to break off what it does; its answer is a result of None."""
+        if self.job_id is not None:
+            self._send({"op": "cancel", "id": self.job_id})
+
+    def kill(self) -> None:
+        """Kills the process; everything under it dies with it."""
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
+
+    async def close(self) -> None:
+        """Ends the process and waits for it."""
+        self._closing = True
+        if self._writer is not None:
+            self._writer.close()
+        if self._process is not None:
+            try:
+                await asyncio.wait_for(self._process.wait(), 5.0)
+            except TimeoutError:
+                self.kill()
+                await self._process.wait()
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _live(self) -> None:
+        while not self._closing:
+            started = time.monotonic()
+            try:
+                await self._run_once()
+            except OSError as error:
+                self.last_error = f"an oracle process could not be started: {error}"
+            for ticket in list(self._held):
+                self._release(ticket)
+            was_ready, self.ready, self._writer = self.ready, False, None
+            if self._closing:
+                return
+            code = self._process.returncode if self._process else None
+            self.last_error = self.last_error or f"oracle process {self.number} ended (exit status {code})"
+            log.error("%s; starting another", self.last_error)
+            self.restarts += 1
+            if self.job_id is not None:
+                self._on_lost(self, self.last_error)
+            if not was_ready or time.monotonic() - started < RESTART_PAUSE_S:
+                await asyncio.sleep(min(RESTART_PAUSE_S * self.restarts, 10.0))
+
+    async def _run_once(self) -> None:
+        ours, theirs = socket.socketpair()
+        settings = {
+            "parent": os.getpid(), "scratch": str(self._settings.scratch), "cache": str(self._settings.cache),
+            "threads": self._settings.threads, "log_level": self._settings.log_level,
+        }  # fmt: skip
+        with theirs:
+            environment = {
+                **os.environ, "PYTHONPATH": str(Path(sandbox.__file__).resolve().parent.parent),
+                "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1",
+            }  # fmt: skip
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable, "-P", "-m", "sandbox.oracle.worker", str(theirs.fileno()), json.dumps(settings),
+                pass_fds=[theirs.fileno()], stdin=asyncio.subprocess.DEVNULL, start_new_session=True, env=environment,
+            )  # fmt: skip
+        reader, self._writer = await asyncio.open_connection(sock=ours, limit=MAX_LINE_BYTES)
+        try:
+            while line := await reader.readline():
+                self._handle(json.loads(line))
+        except (ConnectionError, ValueError) as error:
+            self.last_error = f"oracle process {self.number}: {error}"
+            self.kill()
+        self._writer.close()
+        await self._process.wait()
+
+    def _handle(self, message: dict[str, Any]) -> None:
+        kind = message["op"]
+        if kind == "ready":
+            self.ready, self.last_error = True, ""
+            self._on_free(self)
+        elif kind == "lost":
+            self.last_error = message["error"]
+        elif kind == "acquire":
+            ticket = message["ticket"]
+            self._held[ticket] = message["resource"]
+            self._gates.of(message["resource"]).acquire(
+                (self.number, ticket), exclusive=message["exclusive"],
+                grant=lambda: self._send({"op": "granted", "ticket": ticket}),
+            )  # fmt: skip
+        elif kind == "release":
+            self._release(message["ticket"])
+        elif kind == "stage":
+            self._on_message(self, message)
+        elif kind == "result":
+            self._on_message(self, message)
+            self.job_id = None
+            self._on_free(self)
+
+    def _release(self, ticket: int) -> None:
+        resource = self._held.pop(ticket, None)
+        if resource is not None:
+            self._gates.of(resource).release((self.number, ticket))
+
+    def _send(self, message: dict[str, Any]) -> None:
+        if self._writer is not None and not self._writer.is_closing():
+            self._writer.write(json.dumps(message).encode() + b"\n")

@@ -1,0 +1,192 @@
+"""How long the sandbox takes to judge a Triton candidate, and how repeated timings of one kernel spread.
+
+    python scripts/bench/judge_latency.py --out latency.json
+
+Starts a server of its own with an empty cache (or uses --socket), then: (1) judges N distinct candidates one
+after another; (2) submits N more at once; (3) judges one kernel R times. Writes JSON with the card, versions,
+date and command.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import datetime
+import importlib.metadata
+import json
+import platform
+import shlex
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from sandbox.client import SandboxClient, SandboxUnavailable  # noqa: E402
+from sandbox.jail import nvml  # noqa: E402
+from sandbox.protocol import Candidate, EvaluationResult, Options, TaskSpec  # noqa: E402
+
+TASK = """
+import torch
+
+class Model(torch.nn.Module):
+    def forward(self, x, y):
+        return x * y + x
+
+def get_inputs():
+    return [torch.randn({rows}, 4096), torch.randn({rows}, 4096)]
+
+def get_init_inputs():
+    return []
+"""
+
+CANDIDATE = """
+import torch
+import triton
+import triton.language as tl
+
+@triton.jit
+def kernel_{number}(x_ptr, y_ptr, out_ptr, n, BLOCK: tl.constexpr):
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = offsets < n
+    x = tl.load(x_ptr + offsets, mask=mask)
+    tl.store(out_ptr + offsets, x * tl.load(y_ptr + offsets, mask=mask) + x, mask=mask)
+
+class ModelNew(torch.nn.Module):
+    def forward(self, x, y):
+        out = torch.empty_like(x)
+        kernel_{number}[(triton.cdiv(x.numel(), {block}),)](x, y, out, x.numel(), BLOCK={block})
+        return out
+# {mark}
+"""
+
+
+def candidate(number: int, mark: str = "") -> Candidate:
+    """A distinct Triton candidate: its own kernel name and one of three block sizes."""
+    return Candidate(
+        source=CANDIDATE.format(number=number, block=(512, 1024, 2048)[number % 3], mark=mark),
+        language="triton",
+    )
+
+
+@contextlib.contextmanager
+def server(device: str, workers: int) -> Iterator[SandboxClient]:
+    """A private server with an empty cache.
+
+    Raises:
+        SystemExit: If it does not answer within two minutes; its log goes with it.
+    """
+    with tempfile.TemporaryDirectory() as directory:
+        socket, log = Path(directory) / "s.sock", Path(directory) / "log"
+        command = [sys.executable, "-m", "sandbox", "serve", "--socket", str(socket), "--device", device]
+        with open(log, "w") as output:
+            process = subprocess.Popen(
+                [*command, "--workers", str(workers), "--cache", f"{directory}/cache"],
+                cwd=ROOT, stdout=output, stderr=subprocess.STDOUT,
+            )  # fmt: skip
+        client, deadline = SandboxClient(socket, timeout_s=60), time.monotonic() + 120
+        try:
+            while True:
+                with contextlib.suppress(SandboxUnavailable):
+                    if client.health().queue.workers_ready:
+                        break
+                if process.poll() is not None or time.monotonic() > deadline:
+                    raise SystemExit(f"the server did not start:\n{log.read_text()[-4000:]}")
+                time.sleep(0.1)
+            yield client
+        finally:
+            client.close()
+            process.terminate()
+            process.wait(60)
+
+
+def judged(result: EvaluationResult) -> dict:
+    """The part of a verdict that this benchmark keeps."""
+    timing = result.timing
+    return {
+        "outcome": result.outcome,
+        "coverage": result.coverage,
+        "speedup": timing and timing.speedup,
+        "median_ms": timing and timing.candidate.median_ms,
+        "interval_ms": timing and [timing.candidate.low_ms, timing.candidate.high_ms],
+        "eager_ms": timing and timing.baselines["eager"].median_ms,
+        "bound_by": timing and timing.bound_by,
+        "stage_s": result.stage_s,
+        "feedback": "" if result.outcome == "ok" else result.feedback[:500],
+    }
+
+
+def main() -> None:
+    """Runs the three measurements and writes them."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="cuda:0")
+    parser.add_argument("--socket", help="use this running server instead of a private one")
+    parser.add_argument(
+        "--candidates", type=int, default=8, help="distinct candidates, for each of (1) and (2)"
+    )
+    parser.add_argument("--repeats", type=int, default=6, help="timings of one kernel, for (3)")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--rows", type=int, default=4096, help="inputs are rows x 4096 numbers of 4 bytes")
+    parser.add_argument("--out", type=Path, required=True, help="JSON file to write")
+    arguments = parser.parse_args()
+    task = TaskSpec(reference=TASK.format(rows=arguments.rows), name="multiply_add", device=arguments.device)
+    options = Options(timing="quick" if arguments.device.startswith("cuda") else "none")
+    opened = (
+        contextlib.closing(SandboxClient(arguments.socket, timeout_s=60))
+        if arguments.socket
+        else server(arguments.device, arguments.workers)
+    )
+    with opened as client:
+        client.evaluate(task, [candidate(9999, "warm-up")], options)
+        idle = []
+        for number in range(arguments.candidates):
+            start = time.monotonic()
+            (result,) = client.evaluate(task, [candidate(number)], options)
+            idle.append({"seconds": time.monotonic() - start, **judged(result)})
+            print(
+                f"idle {number}: {idle[-1]['seconds']:.2f} s, {result.outcome}, stages {result.stage_s}",
+                flush=True,
+            )
+        start = time.monotonic()
+        batch = client.evaluate(task, [candidate(100 + n) for n in range(arguments.candidates)], options)
+        batch_s = time.monotonic() - start
+        repeats = [
+            judged(client.evaluate(task, [candidate(0, f"repeat {n}")], Options(timing="full"))[0])
+            for n in range(arguments.repeats)
+        ]
+    seconds = [entry["seconds"] for entry in idle]
+    medians = [entry["median_ms"] for entry in repeats if entry["median_ms"]]
+    gpu = next(iter(nvml.gpus()), None)
+    report = {
+        "command": shlex.join(sys.argv),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "card": gpu and {"name": gpu.name, "arch": gpu.arch, "driver": gpu.driver, "bytes": gpu.total_bytes},
+        "versions": {
+            "python": platform.python_version(),
+            **{name: importlib.metadata.version(name) for name in ("torch", "triton", "numpy")},
+        },
+        "latency_s": {"median": statistics.median(seconds), "best": min(seconds), "worst": max(seconds)},
+        "batch": {
+            "candidates": len(batch), "workers": arguments.workers, "seconds": batch_s,
+            "per_s": len(batch) / batch_s, "ok": sum(result.outcome == "ok" for result in batch),
+        },
+        "spread": {
+            "repeats": len(repeats),
+            "median_ms": medians,
+            "max_over_min": max(medians) / min(medians) if medians else None,
+        },
+        "idle": idle,
+        "repeated": repeats,
+    }  # fmt: skip
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    arguments.out.write_text(json.dumps(report, indent=1))
+    print(json.dumps({key: report[key] for key in ("card", "latency_s", "batch", "spread")}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

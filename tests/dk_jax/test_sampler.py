@@ -1,0 +1,261 @@
+"""The sampler draws from the model it is given, reports the right probabilities, and keeps rows apart."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dk_jax.generation import SamplerConfig, make_sampler
+from dk_jax.generation.choice import choose_tokens
+from dk_jax.models import BackboneConfig, abstract_backbone, hidden_states, logits, token_log_probs
+
+EOS = 2
+CFG = BackboneConfig(
+    family="qwen3",
+    vocab_size=61,
+    d_model=32,
+    n_layers=2,
+    n_heads=4,
+    n_kv_heads=2,
+    head_dim=8,
+    d_ff=48,
+    head_rank=3,
+    lora_rank=2,
+)
+SIZES = SamplerConfig(
+    eos_id=EOS,
+    max_new_tokens=20,
+    max_length_tokens=64,
+    batch_buckets=(4,),
+    prompt_buckets=(16, 32),
+    block=8,
+    cache_step=64,
+)
+
+
+@functools.cache
+def _backbone(cfg=CFG):
+    """A backbone whose every array matters and whose distributions are far from uniform."""
+    static, shapes = abstract_backbone(cfg)
+    rng = np.random.default_rng(0)
+    return static, jax.tree.map(lambda x: jnp.asarray(0.2 * rng.standard_normal(x.shape), x.dtype), shapes)
+
+
+@functools.cache
+def _sampler(config=SIZES, cfg=CFG):
+    return make_sampler(_backbone(cfg)[0], config)
+
+
+def _prompts(lengths, seed=0):
+    rng = np.random.default_rng(seed)
+    return [rng.integers(0, CFG.vocab_size, n).tolist() for n in lengths]
+
+
+def _sample(prompts, agents=None, keys=None, config=SIZES, cfg=CFG, **overrides):
+    agents = agents or [i % 3 for i in range(len(prompts))]
+    keys = keys or list(range(100, 100 + len(prompts)))
+    return _sampler(config, cfg).sample(_backbone(cfg)[1], prompts, agents, keys, **overrides)
+
+
+def _trainer_log_probs(prompts, samples, agents, cfg=CFG):
+    """What `token_log_probs` says about each sampled token."""
+    static, params = _backbone(cfg)
+    rows = [p + s.tokens for p, s in zip(prompts, samples, strict=True)]
+    width = max(map(len, rows))
+    tokens = jnp.asarray([row + [0] * (width - len(row)) for row in rows])
+    lengths = jnp.asarray([len(row) for row in rows])
+    score = jax.jit(token_log_probs, static_argnums=0)
+    table = np.asarray(score(static, params, tokens, lengths, jnp.asarray(agents)).log_probs)
+    return [table[i, len(p) - 1 : len(rows[i]) - 1] for i, p in enumerate(prompts)]
+
+
+def _assert_same(a, b, exact=True):
+    assert a.tokens == b.tokens
+    assert a.stop == b.stop
+    for name in ("logp_sample", "logp_model"):
+        if exact:
+            np.testing.assert_array_equal(getattr(a, name), getattr(b, name))
+        else:
+            np.testing.assert_allclose(getattr(a, name), getattr(b, name), atol=1e-4)
+
+
+class TestAgreementWithTheTrainer:
+    @pytest.mark.parametrize("family", ["llama", "qwen3"])
+    def test_log_probs_equal_over_prompts_of_different_lengths(self, family):
+        cfg = dataclasses.replace(CFG, family=family, tie_embeddings=family == "qwen3")
+        prompts, agents = _prompts([1, 5, 16, 17]), [0, 1, 2, 1]
+        samples = _sample(prompts, agents, cfg=cfg)
+        assert sum(len(s.tokens) for s in samples) > 20
+        for sample, expected in zip(samples, _trainer_log_probs(prompts, samples, agents, cfg), strict=True):
+            np.testing.assert_allclose(sample.logp_model, expected, atol=1e-4)
+            np.testing.assert_array_equal(sample.logp_sample, sample.logp_model)
+
+    def test_log_probs_equal_over_turns(self):
+        prompts, agents = _prompts([3, 9]), [1, 1]
+        first = _sample(prompts, agents, max_new_tokens=6)
+        feedback = _prompts([4, 7], seed=1)
+        longer = [p + s.tokens + f for p, s, f in zip(prompts, first, feedback, strict=True)]
+        second = _sample(longer, agents, keys=[7, 8], max_new_tokens=12)
+        for sample, expected in zip(second, _trainer_log_probs(longer, second, agents), strict=True):
+            np.testing.assert_allclose(sample.logp_model, expected, atol=1e-4)
+
+    def test_temperature_and_top_p_do_not_leak_into_the_model_log_probs(self):
+        config = dataclasses.replace(SIZES, temperature=0.7, top_p=0.8)
+        prompts, agents = _prompts([4, 8, 12]), [0, 1, 2]
+        samples = _sample(prompts, agents, config=config)
+        for sample, expected in zip(samples, _trainer_log_probs(prompts, samples, agents), strict=True):
+            np.testing.assert_allclose(sample.logp_model, expected, atol=1e-4)
+            assert np.mean(sample.logp_sample) > np.mean(sample.logp_model)
+
+    def test_greedy_takes_the_most_likely_token_each_time(self):
+        static, params = _backbone()
+        prompts = _prompts([3, 11])
+        samples = _sample(prompts, [0, 2], temperature=0.0, max_new_tokens=6)
+        for prompt, sample, agent in zip(prompts, samples, [0, 2], strict=True):
+            row = prompt + sample.tokens
+            padded = jnp.asarray([row + [0] * (20 - len(row))])
+            hidden = hidden_states(static, params, padded, jnp.asarray([len(row)]))
+            best = np.argmax(logits(static, params, hidden, jnp.asarray([agent]))[0], axis=-1)
+            assert sample.tokens == best[len(prompt) - 1 : len(row) - 1].tolist()
+            assert not np.any(sample.logp_sample)
+
+
+class TestRowsAreIndependent:
+    def test_neighbours_do_not_change_a_single_bit(self):
+        mine = _prompts([9])[0]
+        a = _sample([mine, *_prompts([9, 12, 14], seed=1)], [1, 0, 2, 1], [5, 1, 2, 3])
+        b = _sample([mine, *_prompts([10, 15, 16], seed=2)], [1, 2, 2, 0], [5, 9, 8, 7])
+        assert len(a[0].tokens) > 3
+        _assert_same(a[0], b[0])
+        assert a[1].tokens != b[1].tokens
+
+    def test_samples_of_one_prompt_differ_by_key_alone(self):
+        prompt = _prompts([9])[0]
+        a, b, again, _ = _sample([prompt] * 4, [1] * 4, [5, 6, 5, 7])
+        _assert_same(a, again)
+        assert a.tokens != b.tokens
+
+    def test_a_seed_is_the_key_that_jax_makes_of_it(self):
+        key = jax.random.key(5)
+        a, b, c = _sample([_prompts([9])[0]] * 3, [1] * 3, [5, key, np.asarray(jax.random.key_data(key))])
+        _assert_same(a, b)
+        _assert_same(a, c)
+
+    def test_more_rows_than_a_batch_come_back_in_order(self):
+        prompts = _prompts([12, 3, 7, 16, 1, 9, 30, 2, 5])
+        agents, keys = [i % 3 for i in range(9)], list(range(9))
+        together = _sample(prompts, agents, keys)
+        for i in (0, 4, 6, 8):
+            _assert_same(together[i], _sample([prompts[i]], [agents[i]], [keys[i]])[0], exact=False)
+
+    def test_growing_the_cache_changes_nothing(self):
+        prompts = _prompts([3, 14])
+        small = dataclasses.replace(SIZES, block=4, cache_step=8)
+        for a, b in zip(_sample(prompts), _sample(prompts, config=small), strict=True):
+            _assert_same(a, b, exact=False)
+
+
+class TestStopping:
+    def test_every_reason_is_reported(self):
+        prompts = _prompts([5, 8, 58, 64])
+        samples = _sample(prompts, keys=[3, 4, 5, 6], max_new_tokens=20)
+        assert samples[2].stop == "cache_full" and len(samples[2].tokens) == 6
+        assert samples[3].stop == "cache_full" and samples[3].tokens == []
+        seen = {
+            sample.stop: sample
+            for seed in range(8)
+            for sample in _sample(prompts[:2] * 2, keys=[seed * 4 + i for i in range(4)])
+        }
+        assert set(seen) == {"eos", "length"}
+        assert seen["eos"].tokens[-1] == EOS and EOS not in seen["eos"].tokens[:-1]
+        assert len(seen["length"].tokens) == 20 and EOS not in seen["length"].tokens
+
+    def test_an_eos_in_the_prompt_is_just_a_token(self):
+        samples = _sample([[EOS, 5, EOS], [5, EOS, 0]], keys=[11, 12])
+        assert all(samples[i].tokens for i in range(2))
+        agreed = _trainer_log_probs([[EOS, 5, EOS], [5, EOS, 0]], samples, [0, 1])
+        for sample, expected in zip(samples, agreed, strict=True):
+            np.testing.assert_allclose(sample.logp_model, expected, atol=1e-4)
+
+
+class TestCompilations:
+    def test_only_new_sizes_compile(self):
+        sampler = make_sampler(_backbone()[0], SIZES)
+        params = _backbone()[1]
+        sampler.sample(params, _prompts([3, 9]), [0, 1], [1, 2])
+        first = sampler.compilations
+        assert first == 4  # weights, prefill, placing, decode
+        halved = jax.tree.map(lambda x: x / 2, params)
+        sampler.sample(halved, _prompts([16, 2, 7]), [2, 1, 0], [4, 5, 6], max_new_tokens=11, temperature=0.0)
+        sampler.sample(params, _prompts([4] * 9), [0] * 9, list(range(9)))
+        assert sampler.compilations == first
+        sampler.sample(params, _prompts([30]), [0], [0])  # the next prompt bucket shares the decode program
+        assert sampler.compilations == first + 2
+
+    def test_a_repeated_prompt_is_prefilled_once(self, monkeypatch):
+        sampler = make_sampler(_backbone()[0], dataclasses.replace(SIZES, batch_buckets=(1, 4)))
+        prefilled = []
+        run = sampler._prefill
+        monkeypatch.setattr(
+            sampler, "_prefill", lambda p, tokens, n: prefilled.append(len(tokens)) or run(p, tokens, n)
+        )
+        sampler.sample(_backbone()[1], [_prompts([9])[0]] * 4, [0, 1, 2, 0], [1, 2, 3, 4], max_new_tokens=2)
+        assert prefilled == [1]
+
+
+class TestChoice:
+    LOGITS = jnp.log(jnp.array([0.5, 0.2, 0.15, 0.1, 0.05]))
+
+    def _draw(self, n, temperature, top_p, step=0):
+        keys = jax.vmap(jax.random.key_data)(jax.random.split(jax.random.key(0), n))
+        table = jnp.tile(self.LOGITS, (n, 1))
+        args = (jnp.int32(step), jnp.float32(temperature), jnp.float32(top_p))
+        return map(np.asarray, choose_tokens(table, keys, *args, top_p < 1))
+
+    @pytest.mark.parametrize(
+        ("temperature", "top_p", "expected"),
+        [
+            (1.0, 1.0, [0.5, 0.2, 0.15, 0.1, 0.05]),
+            (0.5, 1.0, [0.769, 0.123, 0.069, 0.031, 0.008]),
+            (1.0, 0.8, [0.588, 0.235, 0.176, 0, 0]),
+            (1.0, 0.3, [1, 0, 0, 0, 0]),
+        ],
+    )
+    def test_frequencies_and_reported_probabilities(self, temperature, top_p, expected):
+        n = 20_000
+        tokens, logp_sample, logp_model = self._draw(n, temperature, top_p)
+        frequencies = np.bincount(tokens, minlength=5) / n
+        sigma = np.sqrt(np.asarray(expected) * (1 - np.asarray(expected)) / n)
+        assert np.all(np.abs(frequencies - expected) <= 4.5 * sigma + 1e-3)
+        np.testing.assert_allclose(np.exp(logp_sample), np.asarray(expected)[tokens], atol=1e-3)
+        np.testing.assert_allclose(logp_model, np.asarray(self.LOGITS)[tokens], atol=1e-5)
+
+    def test_each_step_draws_afresh(self):
+        a, b = (next(self._draw(1000, 1.0, 1.0, step)) for step in (0, 1))
+        assert np.mean(a == b) == pytest.approx(0.325, abs=0.06)  # sum of p^2: independent draws
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (([[1], [2]], [0], [1, 2]), "one of each"),
+        (([[]], [0], [1]), "empty"),
+        (([[99]], [0], [1]), "token id"),
+        (([[1]], [3], [1]), "agent 3"),
+        (([[1]], [0], [np.zeros(3)]), "key"),
+    ],
+)
+def test_bad_arguments_are_named(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        _sampler().sample(_backbone()[1], *arguments)
+
+
+@pytest.mark.parametrize(
+    "change", [{"top_p": 0.0}, {"temperature": -1.0}, {"batch_buckets": (8, 4)}, {"block": 0}]
+)
+def test_a_bad_config_is_refused(change):
+    with pytest.raises(ValueError, match=next(iter(change))):
+        dataclasses.replace(SIZES, **change)

@@ -1,0 +1,25 @@
+"""CUDA sources through an unchanged `load_inline`: built once for what the compiler sees."""
+
+
+def test_load_inline_builds_runs_and_is_reused_whatever_python_surrounds_it(judge):
+    cold = judge("task_add", "add_load_inline", language="cuda", build_s=240)
+    assert cold.outcome == "ok"
+    assert cold.coverage > 0.95
+    assert 0.7 < cold.timing.speedup < 1.5
+    assert cold.stage_s["build"] > 5
+
+    warm = judge("task_add", "add_load_inline", language="cuda", suffix="\n# other Python, same kernel\n")
+    assert warm.outcome == "ok"
+    assert warm.coverage > 0.95
+    assert not warm.cached
+    assert warm.stage_s["build"] < 3
+
+    again = judge("task_add", "add_load_inline", language="cuda", suffix="\n# other Python, same kernel\n")
+    assert again.cached
+
+
+def test_a_compilers_error_is_a_failed_build_with_its_words(judge):
+    result = judge("task_add", "add_load_inline", language="cuda", change=("y[i];", "z[i];"), build_s=240)
+    assert result.outcome == "build_failed"
+    assert '"z" is undefined' in result.feedback
+    assert "/tmp" not in result.feedback
