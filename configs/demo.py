@@ -134,7 +134,7 @@ def get_config() -> ConfigDict:
             max_triggers=2,  # a step
             max_verifications=2,  # a step
             verification="paired",  # "paired" (sequential test) or "paper" (one greedy turn)
-            pairs_per_look=4,
+            pairs_per_look=2,  # of the trigger task and of its sibling each
             looks=2,
             error_rate=0.1,
             min_ratio=1.0,

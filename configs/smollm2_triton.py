@@ -56,6 +56,6 @@ def get_config() -> ConfigDict:
     )
     c.rl.update(dict(steps=12, lr=1e-4, microbatch=8, loss_scale=1000.0, checkpoint_every=4))
     c.rl.profiling_low = 0.3
-    c.skills.update(dict(max_triggers=2, max_verifications=2, pairs_per_look=4, looks=2))
+    c.skills.update(dict(max_triggers=2, max_verifications=2, pairs_per_look=2, looks=2))
     c.evaluation.update(dict(samples=2, turns=2, max_tasks=24))
     return c

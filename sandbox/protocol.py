@@ -109,6 +109,8 @@ class Options(_Request):
     check_s: float = Field(default=60, gt=0, le=1800)
     time_s: float = Field(default=60, gt=0, le=1800)
     memory_bytes: int = Field(default=4 << 30, ge=64 << 20, le=1 << 40)
+    target_arch: str | None = Field(default=None, pattern=r"^sm_[0-9]{2,3}[af]?$")
+    """Say whether Triton kernels compile for this GPU, such as "sm_90"; it need not be there."""
     admit: bool = False
     """Reject a task that a trivial answer (zeros, a constant, an input, the output for other inputs) would pass."""
 

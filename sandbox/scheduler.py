@@ -287,7 +287,7 @@ class Scheduler:
         result = EvaluationResult.model_validate(message["result"])
         waited = {"queued": round(started - record.created_s, 6)}
         result = result.model_copy(update={"attempts": record.attempts, "stage_s": waited | result.stage_s})
-        if result.outcome == "infra_error" and record.attempts < MAX_ATTEMPTS and not record.cancelled:
+        if result.outcome == "infra_error" and (record.cancelled or record.attempts < MAX_ATTEMPTS):
             self._retry(record, result.feedback)
         else:
             self._conclude(record, result)
@@ -299,7 +299,7 @@ class Scheduler:
         if entry is None:
             return
         record = entry[0]
-        if record.attempts < MAX_ATTEMPTS and not record.cancelled:
+        if record.cancelled or record.attempts < MAX_ATTEMPTS:
             self._retry(record, text)
         else:
             self._conclude(record, record.result.model_copy(update={
@@ -308,6 +308,9 @@ class Scheduler:
             }))  # fmt: skip
 
     def _retry(self, record: Record, text: str) -> None:
+        if record.cancelled:
+            self._promote_follower(record)
+            return
         log.warning("%s is judged again after a fault of the judge: %s", record.id, text)
         self.metrics.add("sandbox_retries_total")
         self._update(record, state="queued", stage="queued")
@@ -324,6 +327,7 @@ class Scheduler:
         for name, seconds in result.stage_s.items():
             self.metrics.add("sandbox_stage_seconds_total", seconds, stage=name)
         followers, record.followers = record.followers, []
+        record.job = None
         if not record.done.is_set():
             self._finish(record, result)
         for follower in followers:
@@ -343,7 +347,8 @@ class Scheduler:
 
     def _finish(self, record: Record, result: EvaluationResult) -> None:
         record.result = result
-        record.job = None
+        if record.id not in self._running:
+            record.job = None
         record.done.set()
         self.metrics.add("sandbox_evaluations_total", outcome=result.outcome)
         if result.cached:
@@ -382,6 +387,9 @@ class Scheduler:
         if client_key is None or client_key not in self._keys:
             return None
         known_body, answer = self._keys[client_key]
+        if isinstance(answer, list) and not all(one in self._records for one in answer):
+            # Older than what is kept: to answer with dead ids would help nobody.
+            return None
         if known_body != body:
             raise KeyConflict(f"client_key {client_key!r} was used before with another request")
         return answer

@@ -132,8 +132,9 @@ class Worker:
             "threads": self._settings.threads, "log_level": self._settings.log_level,
         }  # fmt: skip
         with theirs:
+            root = str(Path(sandbox.__file__).resolve().parent.parent)
             environment = {
-                **os.environ, "PYTHONPATH": str(Path(sandbox.__file__).resolve().parent.parent),
+                **os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")])),
                 "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1",
             }  # fmt: skip
             self._process = await asyncio.create_subprocess_exec(

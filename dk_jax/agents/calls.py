@@ -1,5 +1,4 @@
-"""Tool calls in messages: written as JSON, in <tool_call> tags (chat) or bare (compact), and read back
-without ever raising."""
+"""Tool calls in messages, as JSON: in <tool_call> tags (chat) or bare (compact). Reading never raises."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""What a candidate must look like, told to an instruction-tuned model, for each language and form that the
-sandbox judges."""
+"""What a candidate must look like, for each language and form that the sandbox judges."""
 
 from __future__ import annotations
 
@@ -48,8 +47,10 @@ _ANY_SIGNATURE = 'extern "C" void kernel(const float* <each input and parameter>
 
 
 def rules(task: TaskView) -> str:
-    """The rules for a candidate of this task; raises ValueError for a language and form that nobody
-    judges."""
+    """The rules for a candidate of this task.
+
+    Raises ValueError for a language and form that nobody judges.
+    """
     text = _RULES.get((task.language, task.form))
     if text is None:
         known = ", ".join(f"{language} {form}" for language, form in _RULES)

@@ -1,5 +1,4 @@
-"""The selection agent reads the headers that retrieval found and picks the few skills worth injecting, best
-first."""
+"""The selection agent reads the headers that retrieval found and picks the few skills to inject."""
 
 from __future__ import annotations
 
@@ -95,8 +94,10 @@ def parse(text: str, shown: Sequence[str], *, style: Style, max_skills: int = 3)
 
 
 def format(names: Sequence[str], *, style: Style, think: str = "", reasons: Sequence[str] = ()) -> str:
-    """The message that chooses `names`. Compact style writes names only, unless there is something to say
-    about them."""
+    """The message that chooses `names`.
+
+    Compact style writes names only, unless there is something to say about them.
+    """
     reasons = tuple(reasons) or ("",) * len(names)
     items = [{"name": name, "reason": reason} for name, reason in zip(names, reasons, strict=True)]
     if not is_compact(style):

@@ -1,5 +1,4 @@
-"""The summary agent reads how a kernel got faster and writes down what is worth knowing next time, as
-skills."""
+"""The summary agent reads how a kernel got faster and writes down, as skills, what is worth knowing."""
 
 from __future__ import annotations
 

@@ -57,8 +57,7 @@ def is_compact(style: str) -> bool:
 
 
 def bounded(text: str, max_chars: int) -> str:
-    """The text, or its beginning and end around a note of what was left out. Never longer than `max_chars`
-    (>= 40)."""
+    """The text, or its ends around a note of what was left out; at most `max_chars` (>= 40) characters."""
     text = text.strip()
     if len(text) <= max_chars:
         return text
@@ -89,8 +88,10 @@ def fenced(code: str, language: str) -> str:
 
 
 def fenced_blocks(text: str) -> tuple[list[str], bool]:
-    """The code blocks of a Markdown text, in order, and whether the last one was left open (it is then not
-    among them)."""
+    """The code blocks of a Markdown text, in order, and whether the last one was left open.
+
+    An open block is not among them.
+    """
     blocks: list[str] = []
     fence, lines = "", []
     for line in text.split("\n"):

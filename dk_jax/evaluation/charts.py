@@ -1,7 +1,8 @@
-"""Small charts as inline SVG text: lines, stacked columns, paired bars. No script, no dependency, nothing fetched.
+"""Small charts as inline SVG text: lines, stacked columns, paired bars. No script, nothing fetched.
 
-Colours come from CSS variables of the page (`--ink`, `--muted`, `--grid`, `--series-1` ... `--series-4`, `--before`), so a chart follows the
-page into dark mode. Hovering a point shows its numbers by way of SVG's own `<title>`.
+Colours are CSS variables of the page (`--ink`, `--muted`, `--grid`, `--series-1` ... `--series-4`,
+`--before`), so that a chart follows it into dark mode. Hovering a point shows its numbers by way of SVG's own
+`<title>`.
 """
 
 from __future__ import annotations
@@ -25,12 +26,14 @@ class Axis:
         label: what is shown, with its unit.
         text: how a value is written, on ticks and in tooltips.
         low, high: ends of the axis where they are fixed; None takes them from the data.
+        whole: the values are whole numbers, so there are no ticks between them.
     """
 
     label: str
     text: Callable[[float], str] = lambda value: f"{value:g}"
     low: float | None = None
     high: float | None = None
+    whole: bool = False
 
 
 def percent(value: float) -> str:
@@ -69,7 +72,13 @@ def thin(x: Sequence[float], *ys: Sequence[float], most: int = MAX_POINTS) -> li
 
 
 def line_chart(
-    title: str, x: Sequence[float], lines: Mapping[str, Sequence[float]], *, x_axis: Axis, y_axis: Axis, smooth: int = 1
+    title: str,
+    x: Sequence[float],
+    lines: Mapping[str, Sequence[float]],
+    *,
+    x_axis: Axis,
+    y_axis: Axis,
+    smooth: int = 1,
 ) -> str:
     """Lines over a common x.
 
@@ -81,7 +90,8 @@ def line_chart(
     """
     names, (x, *values) = list(lines), thin(x, *lines.values())
     frame = _Frame(title, x, [v for column in values for v in column], x_axis, y_axis)
-    legend = [(name, f"var(--series-{i})", False) for i, name in enumerate(names, 1)] if len(names) > 1 else []
+    legend = [(name, f"var(--series-{i})", False) for i, name in enumerate(names, 1)]
+    legend = legend if len(names) > 1 else []
     for i, column in enumerate(values, 1):
         colour = f"var(--series-{i})"
         smoothed = smooth > 1 and len(x) > smooth
@@ -117,8 +127,10 @@ def stacked_columns(
     return frame.svg()
 
 
-def before_and_after(title: str, groups: Mapping[str, tuple[float | None, float | None]], *, y_axis: Axis) -> str:
-    """Two upright bars side by side in each group, before and after, with their values above; None leaves one out."""
+def before_and_after(
+    title: str, groups: Mapping[str, tuple[float | None, float | None]], *, y_axis: Axis
+) -> str:
+    """Two upright bars in each group, before and after, with their values above; None leaves one out."""
     values = [0.0, *(v for pair in groups.values() for v in pair if v is not None)]
     frame = _Frame(title, [], values, None, dataclasses.replace(y_axis, low=0.0))
     slot = (WIDTH - LEFT - RIGHT) / len(groups)
@@ -126,18 +138,23 @@ def before_and_after(title: str, groups: Mapping[str, tuple[float | None, float 
     for g, (group, pair) in enumerate(groups.items()):
         middle = LEFT + (g + 0.5) * slot
         frame.add(_text(middle, HEIGHT - BOTTOM + 16, group, anchor="middle"))
-        for left, value, name, colour in ((middle - width, pair[0], "before", BEFORE), (middle, pair[1], "after", AFTER)):
+        for left, value, name, colour in zip(
+            (middle - width, middle), pair, ("before", "after"), (BEFORE, AFTER), strict=True
+        ):
             if value is None:
                 continue
             top, text = frame.y(value), y_axis.text(value)
             frame.add(
-                f'<rect x="{left + 1:.1f}" y="{top:.1f}" width="{width - 2:.1f}" height="{HEIGHT - BOTTOM - top:.1f}" '
-                f'fill="{colour}"><title>{escape(f"{group}, {name}: {text}")}</title></rect>'
+                f'<rect x="{left + 1:.1f}" y="{top:.1f}" width="{width - 2:.1f}" '
+                f'height="{HEIGHT - BOTTOM - top:.1f}" fill="{colour}">'
+                f"<title>{escape(f'{group}, {name}: {text}')}</title></rect>"
             )
-            number = text.removesuffix(" %")
-            frame.add(_text(left + width / 2, top - 4, number, anchor="middle", size=10.5, colour="var(--ink)"))
+            number, at = text.removesuffix(" %"), left + width / 2
+            frame.add(_text(at, top - 4, number, anchor="middle", size=10.5, colour="var(--ink)"))
     shown = zip(("before RL", "after RL"), (BEFORE, AFTER), zip(*groups.values(), strict=True), strict=True)
-    frame.legend([(name, colour, False) for name, colour, column in shown if any(v is not None for v in column)])
+    frame.legend(
+        [(name, colour, False) for name, colour, column in shown if any(v is not None for v in column)]
+    )
     return frame.svg()
 
 
@@ -147,12 +164,21 @@ def pair_of_bars(before: float | None, after: float | None, top: float) -> str:
     for i, (value, colour) in enumerate(((before, BEFORE), (after, AFTER))):
         if value is not None:
             width = 100 * min(max(value / top, 0.0), 1.0) if top > 0 else 0.0
-            rows.append(f'<rect x="0" y="{1 + 7 * i}" width="{max(width, 0.6):.1f}" height="6" fill="{colour}"/>')
-    return f'<svg class="pair" viewBox="0 0 100 15" preserveAspectRatio="none" aria-hidden="true">{"".join(rows)}</svg>'
+            size = f'width="{max(width, 0.6):.1f}" height="6"'
+            rows.append(f'<rect x="0" y="{1 + 7 * i}" {size} fill="{colour}"/>')
+    head = '<svg class="pair" viewBox="0 0 100 15" preserveAspectRatio="none" aria-hidden="true">'
+    return f"{head}{''.join(rows)}</svg>"
 
 
 def _text(
-    x: float, y: float, text: str, *, anchor: str = "start", size: float = 11, colour: str = "var(--muted)", weight: int = 400
+    x: float,
+    y: float,
+    text: str,
+    *,
+    anchor: str = "start",
+    size: float = 11,
+    colour: str = "var(--muted)",
+    weight: int = 400,
 ) -> str:
     return (
         f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-size="{size}" font-weight="{weight}" '
@@ -164,7 +190,14 @@ class _Frame:
     """Axes, grid and title of a chart, and the way from data to the picture's units."""
 
     def __init__(
-        self, title: str, x: Sequence[float], y: Sequence[float], x_axis: Axis | None, y_axis: Axis, *, inset: bool = False
+        self,
+        title: str,
+        x: Sequence[float],
+        y: Sequence[float],
+        x_axis: Axis | None,
+        y_axis: Axis,
+        *,
+        inset: bool = False,
     ):
         self.title, self.x_axis, self.y_axis = title, x_axis, y_axis
         self._parts: list[str] = []
@@ -173,6 +206,8 @@ class _Frame:
         marks = ticks(low, high)
         self._y_low, self._y_high = marks[0], marks[-1]
         for mark in marks:
+            if y_axis.whole and mark % 1:
+                continue
             at = self.y(mark)
             self.add(f'<path d="M{LEFT} {at:.1f}H{WIDTH - RIGHT}" stroke="var(--grid)"/>')
             self.add(_text(LEFT - 6, at + 3.5, y_axis.text(mark), anchor="end"))
@@ -192,7 +227,8 @@ class _Frame:
         self._x_from, self._x_to = LEFT + pad, WIDTH - RIGHT - pad
         if not steps:
             self._x_low, self._x_high = x[0] - 0.5, x[0] + 0.5  # one point stands in the middle
-        marks = [m for m in ticks(self._x_low, self._x_high, 7) if self._x_low - 1e-6 <= m <= self._x_high + 1e-6]
+        low, high = self._x_low - 1e-6, self._x_high + 1e-6
+        marks = [m for m in ticks(low, high, 7) if low <= m <= high and not (axis.whole and m % 1)]
         for mark in marks if steps else [x[0]]:
             at = self.x(mark)
             self.add(f'<path d="M{at:.1f} {HEIGHT - BOTTOM}v4" stroke="var(--muted)"/>')
@@ -200,16 +236,19 @@ class _Frame:
         self.add(_text(WIDTH - RIGHT, HEIGHT - 6, axis.label, anchor="end"))
 
     def x(self, value: float) -> float:
-        return self._x_from + (value - self._x_low) / (self._x_high - self._x_low) * (self._x_to - self._x_from)
+        share = (value - self._x_low) / (self._x_high - self._x_low)
+        return self._x_from + share * (self._x_to - self._x_from)
 
     def y(self, value: float) -> float:
-        value = min(max(value, self._y_low), self._y_high)
-        return HEIGHT - BOTTOM - (value - self._y_low) / (self._y_high - self._y_low) * (HEIGHT - BOTTOM - TOP)
+        share = (min(max(value, self._y_low), self._y_high) - self._y_low) / (self._y_high - self._y_low)
+        return HEIGHT - BOTTOM - share * (HEIGHT - BOTTOM - TOP)
 
     def add(self, svg: str) -> None:
         self._parts.append(svg)
 
-    def path(self, x: Sequence[float], y: Sequence[float], colour: str, *, width: float, opacity: float = 1.0) -> None:
+    def path(
+        self, x: Sequence[float], y: Sequence[float], colour: str, *, width: float, opacity: float = 1.0
+    ) -> None:
         points = [(self.x(a), self.y(b)) for a, b in zip(x, y, strict=True)]
         if len(points) == 1:
             self.add(f'<circle cx="{points[0][0]:.1f}" cy="{points[0][1]:.1f}" r="3" fill="{colour}"/>')
@@ -228,8 +267,8 @@ class _Frame:
             self.add(_text(right, 12, name))
             right -= 16
             self.add(
-                f'<rect x="{right:.1f}" y="{7 if faint else 5}" width="11" height="{3 if faint else 7}" rx="1.5" fill="{colour}" '
-                f'fill-opacity="{0.45 if faint else 1}"/>'
+                f'<rect x="{right:.1f}" y="{7 if faint else 5}" width="11" height="{3 if faint else 7}" '
+                f'rx="1.5" fill="{colour}" fill-opacity="{0.45 if faint else 1}"/>'
             )
             right -= 10
 
@@ -243,8 +282,8 @@ class _Frame:
             numbers = ", ".join(f"{name} {self.y_axis.text(column[i])}" for name, column in values.items())
             tip = escape(f"{label} {self.x_axis.text(x[i])}: {numbers}")
             self.add(
-                f'<rect x="{left:.1f}" y="{TOP}" width="{max(right - left, 0.1):.1f}" height="{HEIGHT - BOTTOM - TOP}" '
-                f'fill="transparent"><title>{tip}</title></rect>'
+                f'<rect x="{left:.1f}" y="{TOP}" width="{max(right - left, 0.1):.1f}" '
+                f'height="{HEIGHT - BOTTOM - TOP}" fill="transparent"><title>{tip}</title></rect>'
             )
 
     def svg(self) -> str:

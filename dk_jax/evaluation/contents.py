@@ -1,6 +1,6 @@
 """What a run left in its workdir, read for the report.
 
-Files that are not there yet are None or empty; a file that is there and can't be read is a ReportError that names it.
+What is not there yet is None or empty; a file that is there and can't be read is a ReportError that names it.
 """
 
 from __future__ import annotations
@@ -76,7 +76,9 @@ def _json(path: Path) -> dict[str, Any] | None:
 
 
 def _damaged(path: Path, why: object) -> ReportError:
-    return ReportError(f"{path} can't be read ({why}). Put it back from a copy, or delete it and start the run again.")
+    return ReportError(
+        f"{path} can't be read ({why}). Put it back from a copy, or delete it and start the run again."
+    )
 
 
 def _scalars(path: Path, phase: str) -> list[dict[str, Any]]:
@@ -87,7 +89,8 @@ def _scalars(path: Path, phase: str) -> list[dict[str, Any]]:
     for entry in entries:
         for name, value in entry.items():
             if name != "phase" and not isinstance(value, (int, float)):
-                raise _damaged(path, f"step {entry['step']} of phase {phase}: {name} is {value!r:.60}, not a number")
+                where = f"phase {phase}, step {entry['step']}"
+                raise _damaged(path, f"{where}: {name} is {value!r:.60}, not a number")
     return entries
 
 
@@ -115,7 +118,9 @@ def _kernels(directory: Path) -> tuple[list[Trajectory], str]:
             try:
                 found = load_trajectories(path)
             except (ValueError, AttributeError) as error:
-                raise ReportError(f"{path} can't be read ({error}). Delete it to have the report without it.") from error
+                raise ReportError(
+                    f"{path} can't be read ({error}). Delete it to have the report without it."
+                ) from error
             return [t for t in found if t.agent == "policy"], name
     return [], ""
 
@@ -131,7 +136,7 @@ def _skills(path: Path) -> list[Skill]:
 
 
 def _tasks(config: dict[str, Any] | None) -> dict[str, Task]:
-    """Tasks of the config by name; empty without a config, or where a KernelBench directory has gone since."""
+    """Tasks of the config by name; empty without a config, or where a KernelBench directory has gone."""
     options = (config or {}).get("tasks", {})
     if options.get("source") == "builtin":
         from dk_jax.tasks.builtin import builtin_suite
@@ -140,5 +145,6 @@ def _tasks(config: dict[str, Any] | None) -> dict[str, Task]:
     if options.get("source") == "kernelbench" and Path(options["directory"]).is_dir():
         from dk_jax.tasks.kernelbench import load_kernelbench
 
-        return {task.name: task for task in load_kernelbench(Path(options["directory"]), tuple(options["levels"]))}
+        tasks = load_kernelbench(Path(options["directory"]), tuple(options["levels"]))
+        return {task.name: task for task in tasks}
     return {}

@@ -24,8 +24,8 @@ class Example:
 
 
 def pick_examples(trajectories: Iterable[Trajectory]) -> list[Example]:
-    """The fastest kernels of two tasks, the largest gain from feedback, a typical one, and up to three kinds of failure."""
-    judged = [(t, i, turn) for t in trajectories for i, turn in enumerate(t.turns) if turn.verdict is not None]
+    """The fastest of two tasks, the largest gain from feedback, a typical one, and three kinds of failure."""
+    judged = [(t, i, turn) for t in trajectories for i, turn in enumerate(t.turns) if turn.verdict]
     right = sorted((j for j in judged if j[2].verdict.correct), key=lambda j: -j[2].verdict.speedup)
     out: list[Example] = []
     seen: set[int] = set()
@@ -38,14 +38,17 @@ def pick_examples(trajectories: Iterable[Trajectory]) -> list[Example]:
     add("Fastest", right[0] if right else None)
     add("Fastest of another task", next((j for j in right if j[0].task != right[0][0].task), None))
     gains = [(j[2].verdict.speedup / max(j[0].turns[0].verdict.speedup, 0.1), j) for j in right if j[1] > 0]
-    gains = sorted((pair for pair in gains if pair[0] > 1 and id(pair[1][0]) not in seen), key=lambda pair: -pair[0])
+    gains = [pair for pair in gains if pair[0] > 1 and id(pair[1][0]) not in seen]
     if gains:
-        found = gains[0][1]
+        _, found = max(gains, key=lambda pair: pair[0])
         add("Largest gain from feedback", found, (0, found[1]))
     if right:
         middle = right[len(right) // 2][2].verdict.speedup
         fresh = [j for j in right if id(j[0]) not in seen]
-        add("Typical of the correct", min(fresh, key=lambda j: abs(j[2].verdict.speedup - middle), default=None))
+        add(
+            "Typical of the correct",
+            min(fresh, key=lambda j: abs(j[2].verdict.speedup - middle), default=None),
+        )
     wrong = Counter(j[2].verdict.outcome for j in judged if not j[2].verdict.correct)
     for outcome, count in wrong.most_common(3):
         some = [j for j in judged if j[2].verdict.outcome == outcome and id(j[0]) not in seen]
@@ -64,14 +67,18 @@ def card(example: Example, task: Task | None) -> str:
         f'<h3><span class="name">{escape(t.task)}</span><small>{level}</small>{skills}</h3>',
     ]
     if task is not None:
-        parts.append(f"<details><summary>the PyTorch reference</summary><pre>{escape(task.reference.strip())}</pre></details>")
+        parts.append(
+            "<details><summary>the PyTorch reference</summary>"
+            f"<pre>{escape(task.reference.strip())}</pre></details>"
+        )
     for i in example.turns:
         turn = t.turns[i]
         v = turn.verdict
         speed = f"<span><b>{times(v.speedup)}</b> eager</span>" if v.speedup > 0 else ""
         noise = "<span>within noise of eager</span>" if v.correct and v.noisy else ""
         parts.append(
-            f'<p class="verdict"><span class="badge {status(v.outcome)}">{v.outcome.replace("_", " ")}</span>{speed}{noise}'
+            f'<p class="verdict"><span class="badge {status(v.outcome)}">'
+            f"{escape(v.outcome.replace('_', ' '))}</span>{speed}{noise}"
             f'<span class="rest">turn {i + 1} of {len(t.turns)} · reward {v.reward:.2f}</span></p>'
             f"<pre>{escape(_bounded(turn.source if turn.source is not None else turn.text))}</pre>"
         )

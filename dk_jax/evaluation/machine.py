@@ -9,7 +9,18 @@ import subprocess
 from importlib import metadata
 from pathlib import Path
 
-PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "tokenizers", "torch", "triton", "pydantic")
+PACKAGES = (
+    "jax",
+    "jaxlib",
+    "flax",
+    "optax",
+    "orbax-checkpoint",
+    "numpy",
+    "tokenizers",
+    "torch",
+    "triton",
+    "pydantic",
+)
 
 
 def versions() -> dict[str, str]:
@@ -31,7 +42,8 @@ def host() -> dict[str, str]:
         "cores": str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()),
         "memory": _memory(),
         "compiler": _first_line("c++", "--version") or "none",
-        "gpu": _first_line("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader") or "none",
+        "gpu": _first_line("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader")
+        or "none",
     }
 
 

@@ -1,8 +1,8 @@
 """The report of a run: one self-contained HTML page made from what the run left in its workdir.
 
-Sections: how far the run has come, held-out scores before and after RL, learning curves, scores task by task, skills, kernels
-that the model wrote, config and versions. What is not there yet is said to be missing. Needs no network and no script, and
-whatever a model wrote is escaped.
+Sections: how far the run has come, held-out scores before and after RL, learning curves, scores task by
+task, skills, kernels that the model wrote, config and versions. What is not there yet is said to be missing.
+The page needs no network and no script, and whatever a model wrote is escaped.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from typing import Any
 
 from dk_jax.evaluation import charts, machine
 from dk_jax.evaluation.charts import Axis, percent
-from dk_jax.evaluation.contents import FAST, Contents, ReportError, load
+from dk_jax.evaluation.contents import Contents, ReportError, load
 from dk_jax.evaluation.examples import card, pick_examples
-from dk_jax.evaluation.markup import DASH, STYLE, duration, missing, number, plain, status, times
+from dk_jax.evaluation.markup import DASH, STYLE, columns, duration, missing, number, plain, status, times
 
 __all__ = ["ReportError", "write_report"]
 
@@ -82,11 +82,12 @@ def render(contents: Contents) -> str:
     )
     body = "".join(f"<section><h2>{title}</h2>{make(contents)}</section>" for title, make in sections)
     written = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
+    name = escape(contents.name)
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>Run {escape(contents.name)}</title><style>{STYLE}</style></head><body><main>"
-        f'<header><h1>{escape(contents.name)}</h1><p class="sub">Training report, written {written}</p></header>'
+        f"<title>Run {name}</title><style>{STYLE}</style></head><body><main>"
+        f'<header><h1>{name}</h1><p class="sub">Training report, written {written}</p></header>'
         f"{_progress(contents)}{body}</main></body></html>\n"
     )
 
@@ -98,7 +99,10 @@ def _progress(c: Contents) -> str:
     def steps(entries: list[dict], phase: str) -> tuple[str, bool]:
         wanted = config.get(phase, {}).get("steps")
         done = entries[-1]["step"] if entries else 0
-        return f"{done} of {wanted if wanted is not None else '?'} steps", wanted is not None and done >= wanted
+        return (
+            f"{done} of {wanted if wanted is not None else '?'} steps",
+            wanted is not None and done >= wanted,
+        )
 
     (sft_text, sft_done), (rl_text, rl_done) = steps(c.sft, "sft"), steps(c.rl, "rl")
     spent = sum(e.get("collect_s", 0.0) + e.get("update_s", 0.0) for e in c.rl)
@@ -119,7 +123,8 @@ def _progress(c: Contents) -> str:
         ("Evaluation after RL", scored(c.after), c.after is not None),
     )
     items = "".join(
-        f'<li class="{"done" if done else "open"}"><b>{name}</b><span>{text}</span></li>' for name, text, done in phases
+        f'<li class="{"done" if done else "open"}"><b>{name}</b><span>{text}</span></li>'
+        for name, text, done in phases
     )
     unfinished = [name for name, _, done in phases if not done]
     note = (
@@ -145,19 +150,26 @@ def _headline(c: Contents) -> str:
             spread = number(f"± {row.change(half)[1:]}" if half is not None else "", css="muted")
         rows.append(f"<tr><th>{row.name}</th>{''.join(cells)}{change}{spread}</tr>")
     table = (
-        '<table><thead><tr><th></th><th class="n">before RL</th><th class="n">after RL</th>'
-        f'<th class="n">change</th><th class="n">95 %</th></tr></thead><tbody>{"".join(rows)}</tbody></table>'
+        f"<table><thead><tr><th></th>{columns('before RL', 'after RL', 'change', '95 %')}</tr></thead>"
+        f"<tbody>{''.join(rows)}</tbody></table>"
     )
-    names = {"compiled": "compiled", "correct": "correct"} | {r.key: f"Fast {float(r.key):g}" for r in ROWS if r.key[0].isdigit()}
-    groups = {
-        names[row.key]: tuple(row.of(scores) if scores else None for scores in (before, after)) for row in ROWS if row.share
+    names = {"compiled": "compiled", "correct": "correct"} | {
+        r.key: f"Fast {float(r.key):g}" for r in ROWS if r.key[0].isdigit()
     }
-    bars = charts.before_and_after("Before and after RL", groups, y_axis=Axis(label="% of samples, last turn", text=percent, high=1.0))
-    some = after or before
+    groups = {
+        names[row.key]: tuple(row.of(scores) if scores else None for scores in (before, after))
+        for row in ROWS
+        if row.share
+    }
+    bars = charts.before_and_after(
+        "Before and after RL", groups, y_axis=Axis(label="% of samples, last turn", text=percent, high=1.0)
+    )
+    samples, tasks = (after or before)["samples"], len((c.after or c.before)["tasks"])
     text = (
-        f"{some['samples']:,} samples over {len((c.after or c.before)['tasks'])} tasks that training never saw; the last turn "
-        "counts. Fast<sub>p</sub> is the share that is correct and at least p times as fast as PyTorch eager. In the mean "
-        "speedup a sample that is not correct counts as 0. The 95 % interval of the change is over tasks, paired."
+        f"{samples:,} samples over {tasks} tasks that training never saw; the last turn counts. "
+        "Fast<sub>p</sub> is the share that is correct and at least p times as fast as PyTorch eager. In "
+        "the mean speedup a sample that is not correct counts as 0. The 95 % interval of the change is "
+        "over tasks, paired."
     )
     if before and after and set(c.before["tasks"]) != set(c.after["tasks"]):
         text += " <b>The two evaluations cover different tasks</b>; the interval is over those in both."
@@ -182,23 +194,32 @@ def _by_turn(c: Contents) -> str:
         cells = []
         for scores in (c.before, c.after):
             found = scores["turns"][turn] if scores and turn < len(scores["turns"]) else None
-            cells += [number(percent(found["correct"])), number(times(found["mean_speedup"]))] if found else [number(DASH)] * 2
+            cells += (
+                [number(percent(found["correct"])), number(times(found["mean_speedup"]))]
+                if found
+                else [number(DASH)] * 2
+            )
         rows.append(f"<tr><th>Turn {turn + 1}</th>{''.join(cells)}</tr>")
     return (
         '<table class="small"><thead><tr><th rowspan="2"></th><th class="group" colspan="2">before RL</th>'
-        '<th class="group" colspan="2">after RL</th></tr><tr><th class="n">correct</th><th class="n">speedup</th>'
-        f'<th class="n">correct</th><th class="n">speedup</th></tr></thead><tbody>{"".join(rows)}</tbody></table>'
+        '<th class="group" colspan="2">after RL</th></tr>'
+        f"<tr>{columns(*['correct', 'speedup'] * 2)}</tr></thead>"
+        f"<tbody>{''.join(rows)}</tbody></table>"
     )
 
 
 def _curves(c: Contents) -> str:
-    step = Axis(label="RL step")
+    step = Axis(label="RL step", whole=True)
     found = []
     window = 5 if len(c.rl) <= 100 else len(c.rl) // 20
     for key, title, axis in (
         ("reward", "Reward", Axis(label="mean over rollouts of the best turn's reward", text=plain)),
         ("correct", "Correct", Axis(label="% of judged turns", text=percent, low=0.0)),
-        ("speedup", "Speedup over eager", Axis(label="×, mean over turns, 0 where not correct", text=plain, low=0.0)),
+        (
+            "speedup",
+            "Speedup over eager",
+            Axis(label="×, mean over turns, 0 where not correct", text=plain, low=0.0),
+        ),
         ("fast_1.5", "Fast 1.5", Axis(label="% of judged turns", text=percent, low=0.0)),
     ):
         x, (y,) = _columns(c.rl, key)
@@ -207,7 +228,11 @@ def _curves(c: Contents) -> str:
     x, (proposed, verified, active) = _columns(c.rl, "skills_proposed", "skills_verified", "skills_active")
     if x:
         lines = {"proposed": proposed, "verified": verified, "active": active}
-        found.append(charts.line_chart("Skills", x, lines, x_axis=step, y_axis=Axis(label="number so far", low=0.0)))
+        found.append(
+            charts.line_chart(
+                "Skills", x, lines, x_axis=step, y_axis=Axis(label="number so far", low=0.0, whole=True)
+            )
+        )
     x, (collect, update) = _columns(c.rl, "collect_s", "update_s")
     if x:
         parts = {"collect": collect, "update": update}
@@ -216,14 +241,18 @@ def _curves(c: Contents) -> str:
     x, (entropy,) = _columns(c.rl, "entropy")
     if x:
         axis = Axis(label="nats per sampled token", text=plain, low=0.0)
-        found.append(charts.line_chart("Entropy", x, {"entropy": entropy}, x_axis=step, y_axis=axis, smooth=window))
+        found.append(
+            charts.line_chart("Entropy", x, {"entropy": entropy}, x_axis=step, y_axis=axis, smooth=window)
+        )
     notes = "" if found else missing("Joint RL has not begun.")
     x, (loss,) = _columns(c.sft, "loss")
     if x:
         axis = Axis(label="nats per imitated token", text=plain, low=0.0)
         smooth = max(len(x) // 40, 1)
-        cold = Axis(label="cold-start step")
-        found.append(charts.line_chart("Cold-start loss", x, {"loss": loss}, x_axis=cold, y_axis=axis, smooth=smooth))
+        cold = Axis(label="cold-start step", whole=True)
+        found.append(
+            charts.line_chart("Cold-start loss", x, {"loss": loss}, x_axis=cold, y_axis=axis, smooth=smooth)
+        )
     else:
         notes += missing("The cold start has not begun.")
     return notes + f'<div class="charts">{"".join(found)}</div>'
@@ -252,14 +281,17 @@ def _per_task(c: Contents) -> str:
         change = b["mean_speedup"] - a["mean_speedup"] if a and b else None
         cells.append(number(f"{change:+.2f}", sign=change) if change is not None else number(DASH))
         bars = charts.pair_of_bars(a and a["mean_speedup"], b and b["mean_speedup"], top)
-        rows.append(f'<tr><th class="name">{escape(name)}</th>{"".join(cells)}<td class="bars">{bars}</td></tr>')
+        rows.append(
+            f'<tr><th class="name">{escape(name)}</th>{"".join(cells)}<td class="bars">{bars}</td></tr>'
+        )
     return (
-        '<p class="fine key"><i style="background:var(--before)"></i>before RL<i style="background:var(--series-1)"></i>'
-        f'after RL; the longest bar is {times(top)}</p>'
-        '<div class="scroll"><table class="wide"><thead><tr><th rowspan="2">Task</th><th class="n" rowspan="2">Level</th>'
+        f'<p class="fine key"><i style="background:{charts.BEFORE}"></i>before RL'
+        f'<i style="background:{charts.AFTER}"></i>after RL; the longest bar is {times(top)}</p>'
+        '<div class="scroll"><table class="wide"><thead>'
+        '<tr><th rowspan="2">Task</th><th class="n" rowspan="2">Level</th>'
         '<th class="group" colspan="2">Correct</th><th class="group" colspan="4">Mean speedup</th></tr>'
-        '<tr><th class="n">before</th><th class="n">after</th><th class="n">before</th><th class="n">after</th>'
-        f'<th class="n">change</th><th></th></tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
+        f"<tr>{columns('before', 'after', 'before', 'after', 'change')}<th></th></tr></thead>"
+        f"<tbody>{''.join(rows)}</tbody></table></div>"
     )
 
 
@@ -274,7 +306,8 @@ def _skill_table(c: Contents) -> str:
         code = f"<details><summary>content</summary><pre>{escape(s.content)}</pre></details>"
         text = f'<b class="name">{escape(s.name)}</b><span class="what">{escape(s.description)}</span>{code}'
         rows.append(
-            f'<tr><td class="skill">{text}</td><td><span class="badge {status(s.status)}">{s.status}</span></td>'
+            f'<tr><td class="skill">{text}</td>'
+            f'<td><span class="badge {status(s.status)}">{s.status}</span></td>'
             + number(times(e.effect) if e else DASH)
             + number(interval)
             + number(str(e.n) if e else DASH)
@@ -284,10 +317,12 @@ def _skill_table(c: Contents) -> str:
             + "</tr>"
         )
     return (
-        '<div class="scroll"><table class="wide skills"><thead><tr><th>Skill</th><th>Status</th><th class="n">Effect</th><th class="n">95 %</th>'
-        '<th class="n">Pairs</th><th class="n">Selected</th><th class="n">In use</th><th class="n">RL step</th></tr></thead>'
-        f'<tbody>{"".join(rows)}</tbody></table></div><p class="fine">Effect: speedup of kernels written with the skill over those '
-        "written without it, from its last verification.</p>"
+        '<div class="scroll"><table class="wide skills"><thead><tr><th>Skill</th><th>Status</th>'
+        f"{columns('Effect', '95 %', 'Pairs', 'Selected', 'In use', 'RL step')}</tr></thead>"
+        f"<tbody>{''.join(rows)}</tbody></table></div>"
+        '<p class="fine">Effect: speed of kernels written with the skill over that of kernels written '
+        "without it, in its last verification. Selected: how often, of the times it was on offer. In use: "
+        "the same ratio in the rollouts that selected it, against those of the same task without any.</p>"
     )
 
 
@@ -300,7 +335,10 @@ def _examples(c: Contents) -> str:
 
 
 def _making(c: Contents) -> str:
-    parts = [_definitions("Machine of this report", machine.host()), _definitions("Versions", machine.versions())]
+    parts = [
+        _definitions("Machine of this report", machine.host()),
+        _definitions("Versions", machine.versions()),
+    ]
     made = f'<div class="defs">{"".join(parts)}</div>'
     if c.config is None:
         return missing("config.json is missing: this folder was not made by a run.") + made
@@ -313,7 +351,8 @@ def _making(c: Contents) -> str:
 
 def _definitions(title: str, values: dict[str, str]) -> str:
     rows = "".join(
-        f"<div{' class=long' if len(v) > 60 else ''}><dt>{escape(k)}</dt><dd>{escape(v)}</dd></div>" for k, v in values.items()
+        f"<div{' class=long' if len(v) > 60 else ''}><dt>{escape(k)}</dt><dd>{escape(v)}</dd></div>"
+        for k, v in values.items()
     )
     return f"<dl><h4>{escape(title)}</h4>{rows}</dl>"
 

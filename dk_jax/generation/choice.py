@@ -16,7 +16,7 @@ def choose_tokens(
     temperature: Float[Array, ""],
     top_p: Float[Array, ""],
     nucleus: bool,
-) -> tuple[Int[Array, "B"], Float[Array, "B"], Float[Array, "B"]]:
+) -> tuple[Int[Array, " B"], Float[Array, " B"], Float[Array, " B"]]:
     """Samples one token a row by adding Gumbel noise and taking the largest.
 
     Each row draws from its own key folded with the step, so its choice depends on its own logits alone.
@@ -30,8 +30,8 @@ def choose_tokens(
       nucleus: static switch, so that plain sampling never sorts the vocabulary.
 
     Returns:
-      Tokens, their log-prob under the distribution they were drawn from (0 when greedy), and their log-prob under
-      the raw model at temperature 1. Neither temperature nor top_p touches the latter.
+      Tokens, their log-prob under the distribution they were drawn from (0 when greedy), and their log-prob
+      under the raw model at temperature 1. Neither temperature nor top_p touches the latter.
     """
     greedy = temperature <= 0
     log_p = jax.nn.log_softmax(logits, axis=-1)
@@ -53,7 +53,7 @@ def choose_tokens(
 
 
 def keep_nucleus(log_p: Float[Array, "B V"], top_p: Float[Array, ""]) -> Float[Array, "B V"]:
-    """Renormalised log-probs of the smallest set of most likely tokens whose mass reaches top_p; -inf elsewhere.
+    """Renormalised log-probs of the smallest set of most likely tokens whose mass reaches top_p, else -inf.
 
     Tokens tied with the least likely member are kept with it.
     """

@@ -2,19 +2,19 @@
 
     sort the rows by prompt, cut them into batches of at most max_batch, and for each batch
       1. prefill every distinct prompt once, without its last token, and copy the caches to its rows
-      2. feed each row's last token, choose the next one, feed it, ... in jitted blocks of steps that leave early
-         once every row has finished; caches are donated from block to block
+      2. feed each row's last token, choose the next one, feed it, ... in jitted blocks of steps that leave
+         early once every row has finished; caches are donated from block to block
 
 Cache slots are not positions. Prompts lie left-aligned in slots [0, base), new tokens of all rows share slots
 base, base + 1, ...; a row sees its own prompt and the shared tail, and RoPE gets true positions:
 
     base = 8, prompts of 4 and 7 tokens, second new token being chosen
     slot      0 1 2 3 4 5 6 7 8 9
-    row 0     p p p . . . . . q n        p prompt without its last token, q last prompt token, n first new token
-    row 1     p p p p p p . . q n        . never seen
+    row 0     p p p . . . . . q n        p: prompt but its last token, q: that token, n: first new token
+    row 1     p p p p p p . . q n        .: never seen
 
-Every array has a bucketed size, so few programs are compiled; `Sampler.compilations` counts them. Within one set of
-sizes a row's outcome depends on its own prompt, agent and key alone.
+Every array has a bucketed size, so few programs are compiled; `Sampler.compilations` counts them. Within one
+set of sizes a row's outcome depends on its own prompt, agent and key alone.
 
 Not here: refilling finished rows within a batch, caches kept over turns, several devices.
 """
@@ -44,7 +44,8 @@ class SamplerConfig:
       max_new_tokens: most tokens a sample may have, `eos_id` included.
       temperature: 0 is greedy.
       top_p: nucleus mass; 1 samples from the whole distribution.
-      max_length_tokens: most tokens of prompt and sample together; a row that reaches it stops with "cache_full".
+      max_length_tokens: most tokens of prompt and sample together; a row that reaches it stops with
+        "cache_full".
       batch_buckets: row counts to compile for, ascending; the last is the largest batch.
       prompt_buckets: prompt lengths to compile for, ascending; longer prompts get max_length_tokens.
       block: decode steps between two looks from the host at whether all rows have finished.
@@ -98,12 +99,12 @@ class Sample:
 class _Rows(NamedTuple):
     """What decode carries for each row; `step` counts the tokens chosen so far, alike for all."""
 
-    token: Int[Array, "B"]
-    lengths: Int[Array, "B"]
-    limits: Int[Array, "B"]
-    agents: Int[Array, "B"]
+    token: Int[Array, " B"]
+    lengths: Int[Array, " B"]
+    limits: Int[Array, " B"]
+    agents: Int[Array, " B"]
     keys: UInt32[Array, "B 2"]
-    done: Bool[Array, "B"]
+    done: Bool[Array, " B"]
     step: Int[Array, ""]
 
 
@@ -145,8 +146,8 @@ class Sampler:
           params: the backbone's parameters.
           prompts: token ids of each row, at least one each. Equal prompts of a batch are prefilled once.
           agents: index into AGENTS of each row's head.
-          keys: one a row: an integer seed, a `jax.random.key`, or its uint32[2] key data. A row's draw is a function
-            of its key, not of its place.
+          keys: one a row: an integer seed, a `jax.random.key`, or its uint32[2] key data. A row's draw is a
+            function of its key, not of its place.
           max_new_tokens, temperature: override the configuration for this call without recompiling.
 
         Returns:
@@ -179,7 +180,9 @@ class Sampler:
                 samples[i] = sample
         return samples
 
-    def _sample_batch(self, params, decode_params, prompts, agents, keys, max_new, temperature) -> list[Sample]:
+    def _sample_batch(
+        self, params, decode_params, prompts, agents, keys, max_new, temperature
+    ) -> list[Sample]:
         config = self.config
         n = len(prompts)
         size = _bucket(config.batch_buckets, n)
@@ -249,7 +252,7 @@ class Sampler:
         return cache
 
     def _decode_block(self, params, cache, rows: _Rows, base, temperature, top_p, *, nucleus):
-        """Up to `block` steps; returns the cache, the rows, and the block's tokens and log-probs [B, block]."""
+        """Up to `block` steps; returns cache, rows, and the block's tokens and log-probs [B, block]."""
         static, config = self._static, self.config
         b = rows.token.shape[0]
         slots = jnp.arange(cache[0][0].shape[-1])
@@ -286,7 +289,8 @@ class Sampler:
     def _collect(self, blocks, limits: np.ndarray, max_new: int) -> list[Sample]:
         columns = ([], [], []) if not blocks else zip(*jax.device_get(blocks), strict=True)
         tokens, logp_sample, logp_model = (
-            np.concatenate(parts, axis=1) if parts else np.zeros((len(limits), 0), np.float32) for parts in columns
+            np.concatenate(parts, axis=1) if parts else np.zeros((len(limits), 0), np.float32)
+            for parts in columns
         )
         samples = []
         for row, limit in enumerate(limits):
@@ -314,22 +318,25 @@ class Sampler:
     def _check(self, prompts, agents, keys, max_new: int) -> None:
         if not len(prompts) == len(agents) == len(keys):
             raise ValueError(
-                f"sample: {len(prompts)} prompts, {len(agents)} agents, {len(keys)} keys; give one of each a row"
+                f"sample: {len(prompts)} prompts, {len(agents)} agents, {len(keys)} keys; "
+                "give one of each a row"
             )
         if max_new < 1:
             raise ValueError(f"sample: max_new_tokens is {max_new}; it must be at least 1")
         vocab_size = self._static.cfg.vocab_size
         for row, (prompt, agent) in enumerate(zip(prompts, agents, strict=True)):
             if not len(prompt):
-                raise ValueError(f"sample: prompt {row} is empty; it needs at least one token to continue from")
+                raise ValueError(
+                    f"sample: prompt {row} is empty; it needs at least one token to continue from"
+                )
             if min(prompt) < 0 or max(prompt) >= vocab_size:
                 raise ValueError(f"sample: prompt {row} has a token id outside [0, {vocab_size})")
             if not 0 <= agent < len(AGENTS):
                 raise ValueError(f"sample: agent {agent} of row {row} is not an index into {AGENTS}")
 
 
-def _place(cache: Cache, prefilled, source: Int[Array, "B"]) -> Cache:
-    """Copies prefilled prompt `source[row]` into the first slots of each row; rows with -1 keep what they have."""
+def _place(cache: Cache, prefilled, source: Int[Array, " B"]) -> Cache:
+    """Copies prefilled prompt `source[row]` into each row's first slots; -1 keeps what the row has."""
     keys, values = prefilled
     mine = (source >= 0)[:, None, None, None]
     source = jnp.maximum(source, 0)
@@ -359,7 +366,9 @@ def _key_data(key) -> np.ndarray:
         key = jax.random.key_data(key)
     data = np.asarray(key)
     if data.shape != (2,) or data.dtype != np.uint32:
-        raise ValueError(f"sample: a key must be an int seed or uint32[2] key data; got {data.dtype}{data.shape}")
+        raise ValueError(
+            f"sample: a key must be an int seed or uint32[2] key data; got {data.dtype}{data.shape}"
+        )
     return data
 
 

@@ -1,10 +1,10 @@
 """Codecs between text and tokens, and the form of a conversation.
 
-A codec is a byte-level BPE (Hugging Face `tokenizers`) that never produces a special token from text, whatever the
-text says, plus special tokens known by id alone and the shape of one turn. Two kinds:
+A codec is a byte-level BPE (Hugging Face `tokenizers`) that never produces a special token from text,
+whatever the text says, plus special tokens known by id alone and the shape of one turn. Two kinds:
 
-    train_codec   a small vocabulary of its own:   <bos> <user> text <assistant> ... <eos> <user> text <assistant> ...
-    hf_codec      a published chat model's:        <|im_start|>user\\n text <|im_end|>\\n<|im_start|>assistant\\n ...
+    train_codec   a small vocabulary of its own    <bos><user>text<assistant>...<eos><user>text<assistant>...
+    hf_codec      that of a ChatML chat model    <|im_start|>user\\ntext<|im_end|>\\n<|im_start|>assistant...
 
 The end-of-turn token is sampled by the model and stays in the sequence, so a conversation only ever grows:
 `tokens += codec.open_turn(feedback, first=False)`. Nothing is rendered or tokenised twice.
@@ -23,8 +23,8 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 SPECIALS = ("<pad>", "<bos>", "<eos>", "<user>", "<assistant>")
 
 # One digit, one word or identifier, or one run of punctuation, each with the space before it; or white space,
-# leaving the last space of a run to what follows. Merges stay within a piece, so newline and indentation can become
-# one token, and neither words nor operators ever grow into each other.
+# leaving the last space of a run to what follows. Merges stay within a piece, so newline and indentation can
+# become one token, and neither words nor operators ever grow into each other.
 _PIECES = r" ?\p{N}| ?[\p{L}\p{M}_]+| ?[^\s\p{L}\p{M}\p{N}_]+|\s+(?!\S)|\s+"
 
 _TOKENIZER_FILE, _CODEC_FILE = "tokenizer.json", "codec.json"
@@ -34,8 +34,8 @@ _TOKENIZER_FILE, _CODEC_FILE = "tokenizer.json", "codec.json"
 class TurnFormat:
     """How a user's turn is written, up to where the assistant begins.
 
-    Each is a sequence of special tokens by name and pieces of text; "{text}" within a piece of text stands for the
-    message.
+    Each is a sequence of special tokens by name and pieces of text; "{text}" within a piece of text stands
+    for the message.
 
     Attributes:
       first: the turn that opens a conversation.
@@ -77,8 +77,8 @@ class Codec:
         specials: name -> id of the tokens that text can neither produce nor contain.
         turn_format: how a turn is written.
         eos, pad: names of two specials.
-        plain_additions: text -> id of tokens that a model may emit and that decode to text, though encoding never
-          produces them (Qwen3's "<think>").
+        plain_additions: text -> id of tokens that a model may emit and that decode to text, though encoding
+          never produces them (Qwen3's "<think>").
         """
         for name in (eos, pad, *turn_format.first, *turn_format.later):
             if name not in specials and (name in (eos, pad) or _looks_special(name)):
@@ -106,8 +106,9 @@ class Codec:
             raise ValueError(f"encode: the text is not valid Unicode: {error}") from error
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of token ids, special tokens and ids beyond the vocabulary dropped. `decode(encode(s)) == s`, except
-        where a published tokenizer normalises (Qwen3: Unicode NFC). Broken UTF-8 gives replacement characters."""
+        """Text of token ids, special tokens and ids beyond the vocabulary dropped. `decode(encode(s)) == s`,
+        except where a published tokenizer normalises (Qwen3: Unicode NFC). Broken UTF-8 gives replacement
+        characters."""
         if not any(i in self._addition_texts for i in ids):
             return self._decode_plain(ids)
         parts, run = [], []
@@ -124,8 +125,8 @@ class Codec:
 
         Args:
           text: the message.
-          first: whether it opens the conversation. If not, what it is appended to must end with `eos_id`; append one
-            where the assistant was cut off.
+          first: whether it opens the conversation. If not, what it is appended to must end with `eos_id`;
+            append one where the assistant was cut off.
         """
         ids = []
         for piece in self._format.first if first else self._format.later:
@@ -161,16 +162,18 @@ def train_codec(texts: Iterable[str], vocab_size: int, idioms: Sequence[str] = (
     Args:
       texts: the corpus.
       vocab_size: ids at most, specials and the 256 bytes included; fewer if the corpus runs out of merges.
-      idioms: regular expressions, most urgent first, for stretches of text that may grow into one token although they
-        span words: what a language makes everybody write ("; ++i) {"). They shorten sequences where there is nothing to
-        decide, and leave the rest to word-sized pieces.
+      idioms: regular expressions, most urgent first, for stretches of text that may grow into one token
+        although they span words: what a language makes everybody write ("; ++i) {"). They shorten sequences
+        where there is nothing to decide, and leave the rest to word-sized pieces.
 
     Raises:
       ValueError: if vocab_size has no room for the bytes and the specials.
     """
     smallest = 256 + len(SPECIALS)
     if vocab_size < smallest:
-        raise ValueError(f"train_codec: vocab_size is {vocab_size}; bytes and special tokens alone take {smallest}")
+        raise ValueError(
+            f"train_codec: vocab_size is {vocab_size}; bytes and special tokens alone take {smallest}"
+        )
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -179,8 +182,8 @@ def train_codec(texts: Iterable[str], vocab_size: int, idioms: Sequence[str] = (
         ]
     )
     tokenizer.decoder = decoders.ByteLevel()
-    # The specials take the ids after the BPE's own and are never told to the tokenizer, which therefore cannot
-    # find them in text.
+    # The specials take the ids after the BPE's own and are never told to the tokenizer, which therefore
+    # cannot find them in text.
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size - len(SPECIALS),
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
@@ -205,11 +208,13 @@ def hf_codec(path: str | Path) -> Codec:
     path = Path(path)
     file = path / _TOKENIZER_FILE if path.is_dir() else path
     if not file.is_file():
-        raise FileNotFoundError(f"{file} does not exist; give a tokenizer.json or the directory that holds one")
+        raise FileNotFoundError(
+            f"{file} does not exist; give a tokenizer.json or the directory that holds one"
+        )
     description: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     added = description.pop("added_tokens", [])
-    # Without added tokens and post-processing the tokenizer sees text only; templates such as a leading <bos> are
-    # TurnFormat's business.
+    # Without added tokens and post-processing the tokenizer sees text only; templates such as a leading <bos>
+    # are TurnFormat's business.
     description |= {"added_tokens": [], "post_processor": None, "truncation": None, "padding": None}
     return chatml_codec(
         Tokenizer.from_str(json.dumps(description)),
@@ -221,9 +226,11 @@ def hf_codec(path: str | Path) -> Codec:
 def chatml_codec(
     tokenizer: Tokenizer, specials: Mapping[str, int], plain_additions: Mapping[str, int] | None = None
 ) -> Codec:
-    """A codec that speaks ChatML, over a tokenizer that knows no added tokens; see `Codec` for the arguments."""
+    """A codec that speaks ChatML, over a tokenizer without added tokens; arguments as of `Codec`."""
     pad = "<|endoftext|>" if "<|endoftext|>" in specials else "<|im_end|>"
-    return Codec(tokenizer, specials, CHATML_FORMAT, eos="<|im_end|>", pad=pad, plain_additions=plain_additions)
+    return Codec(
+        tokenizer, specials, CHATML_FORMAT, eos="<|im_end|>", pad=pad, plain_additions=plain_additions
+    )
 
 
 def load_codec(directory: str | Path) -> Codec:
@@ -231,7 +238,9 @@ def load_codec(directory: str | Path) -> Codec:
     directory = Path(directory)
     for name in (_TOKENIZER_FILE, _CODEC_FILE):
         if not (directory / name).is_file():
-            raise FileNotFoundError(f"{directory / name} does not exist; give a directory that Codec.save wrote")
+            raise FileNotFoundError(
+                f"{directory / name} does not exist; give a directory that Codec.save wrote"
+            )
     about = json.loads((directory / _CODEC_FILE).read_text())
     return Codec(
         Tokenizer.from_file(str(directory / _TOKENIZER_FILE)),

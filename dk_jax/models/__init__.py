@@ -1,4 +1,4 @@
-"""The backbone: a decoder-only transformer with agent heads and LoRA, and the log-probs it gives to tokens."""
+"""The backbone: a decoder-only transformer with agent heads and LoRA, and the log-probs of tokens."""
 
 from dk_jax.models.backbone import (
     Params,

@@ -1,7 +1,8 @@
 """Attention proper: causal over a whole sequence, and one query against a cache.
 
-Scores and softmax are float32. There are no segment ids: a row holds one sequence, right-padded, and causality
-alone keeps padding out of every real position. Packing several sequences into a row is not supported.
+Scores and softmax are float32. There are no segment ids: a row holds one sequence, right-padded, and
+causality alone keeps padding out of every real position. Packing several sequences into a row is not
+supported.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ def causal_attention(
     q: Float[Array, "B T N H"],
     k: Float[Array, "B T K H"],
     v: Float[Array, "B T K H"],
-    lengths: Int[Array, "B"],
+    lengths: Int[Array, " B"],
     implementation: Literal["xla", "cudnn"],
 ) -> Float[Array, "B T N H"]:
     """Grouped-query causal attention over right-padded rows.
@@ -65,8 +66,8 @@ def cached_attention(
 ) -> Float[Array, "B 1 N H"]:
     """One query a row against its cache.
 
-    The layouts make both products plain row-major matrix products over the last two axes; on a CPU that is 1.7
-    times faster than keys stored as [S, H].
+    The layouts make both products plain row-major matrix products over the last two axes; on a CPU that is
+    1.7 times faster than keys stored as [S, H].
     """
     b, _, n, h = q.shape
     precision = product_precision(q.dtype)
@@ -78,5 +79,5 @@ def cached_attention(
     return jnp.einsum("bkgs,bksh->bkgh", weights, v_cache, precision=precision).reshape(b, 1, n, h)
 
 
-def _softmax(scores: Float[Array, "..."], allowed: Bool[Array, "..."]) -> Float[Array, "..."]:
+def _softmax(scores: Float[Array, " ..."], allowed: Bool[Array, " ..."]) -> Float[Array, " ..."]:
     return jax.nn.softmax(jnp.where(allowed, scores, MASKED), axis=-1)

@@ -1,8 +1,8 @@
 """The decoder-only transformer of all three agents, from token ids to logits.
 
-One declaration serves Llama (SmolLM2) and Qwen3: pre-norm blocks of grouped-query attention with rotary embeddings
-and a gated SiLU MLP. The modules are declared once in Flax NNX and split once; from then on parameters are a plain
-nested dict of arrays, which crosses `jax.jit` in 0.1 ms where a module would take 10:
+One declaration serves Llama (SmolLM2) and Qwen3: pre-norm blocks of grouped-query attention with rotary
+embeddings and a gated SiLU MLP. The modules are declared once in Flax NNX and split once; from then on
+parameters are a plain nested dict of arrays, which crosses `jax.jit` in 0.1 ms where a module would take 10:
 
     params = {"embed": {"table"}, "layers": {"attention_norm", "attention", "mlp_norm", "mlp"}, "final_norm",
               ["unembed"], ["heads"]}                     every leaf under "layers" carries a leading axis L
@@ -72,7 +72,7 @@ class MLP(nnx.Module):
 
 
 class Block(nnx.Module):
-    """One layer. `attend(q, k, v) -> (mixed, kept)` decides what the queries see and what is kept for later."""
+    """One layer. `attend(q, k, v) -> (mixed, kept)` decides what queries see and what is kept for later."""
 
     def __init__(self, cfg: BackboneConfig, rngs: nnx.Rngs):
         self.attention_norm = RMSNorm(cfg, cfg.d_model)
@@ -114,7 +114,7 @@ class Backbone(Ends):
 
 @dataclasses.dataclass(frozen=True)
 class Static:
-    """Everything about a backbone that is not an array; hashable, so it can be a static argument of `jax.jit`.
+    """Everything about a backbone that is not an array; hashable, hence a static argument of `jax.jit`.
 
     The graph definitions follow from the configuration, which alone decides equality and hash.
     """
@@ -159,7 +159,7 @@ def build_backbone(cfg: BackboneConfig, key: Array) -> tuple[Static, Params]:
 
 
 def hidden_states(
-    static: Static, params: Params, tokens: Int[Array, "B T"], lengths: Int[Array, "B"]
+    static: Static, params: Params, tokens: Int[Array, "B T"], lengths: Int[Array, " B"]
 ) -> Float[Array, "B T D"]:
     """Final hidden states (after the last norm, before any agent head) of right-padded rows.
 
@@ -176,7 +176,7 @@ def hidden_states(
 
 
 def prefill(
-    static: Static, params: Params, tokens: Int[Array, "B T"], lengths: Int[Array, "B"]
+    static: Static, params: Params, tokens: Int[Array, "B T"], lengths: Int[Array, " B"]
 ) -> tuple[Float[Array, "B T D"], tuple[Float[Array, "L B K H T"], Float[Array, "L B K T H"]]]:
     """`hidden_states`, and every layer's rotated keys and values in the cache's layout."""
     return _scan_layers(
@@ -187,8 +187,8 @@ def prefill(
 def unstack_for_decode(static: Static, params: Params) -> Params:
     """Parameters as `decode_step` wants them: "layers" a list of L dicts, weights in the compute dtype.
 
-    Casting once a call rather than once a token halves the bytes that a bfloat16 step reads. LoRA stays a branch of
-    its own: folded into bfloat16 weights, small updates would be rounded away.
+    Casting once a call rather than once a token halves the bytes that a bfloat16 step reads. LoRA stays a
+    branch of its own: folded into bfloat16 weights, small updates would be rounded away.
     """
 
     def cast(path, leaf):
@@ -202,13 +202,13 @@ def unstack_for_decode(static: Static, params: Params) -> Params:
 def decode_step(
     static: Static,
     params: Params,
-    tokens: Int[Array, "B"],
-    positions: Int[Array, "B"],
+    tokens: Int[Array, " B"],
+    positions: Int[Array, " B"],
     cache: Cache,
     slot: Int[Array, ""],
     visible: Bool[Array, "B S"],
 ) -> tuple[Float[Array, "B 1 D"], Cache]:
-    """Feeds one token a row, writes its keys and values into `slot` of the cache, and attends to what is visible.
+    """Feeds one token a row, writes its keys and values into the cache, and attends to what is visible.
 
     Args:
       static: static part.
@@ -239,7 +239,7 @@ def decode_step(
 
 
 def logits(
-    static: Static, params: Params, hidden: Float[Array, "B T D"], agents: Int[Array, "B"]
+    static: Static, params: Params, hidden: Float[Array, "B T D"], agents: Int[Array, " B"]
 ) -> Float[Array, "B T V"]:
     """Float32 logits under each row's agent head. For long sequences use `token_log_probs`, which never holds
     them all at once."""
@@ -247,7 +247,7 @@ def logits(
 
 
 def apply_heads(
-    static: Static, params: Params, hidden: Float[Array, "B T D"], agents: Int[Array, "B"]
+    static: Static, params: Params, hidden: Float[Array, "B T D"], agents: Int[Array, " B"]
 ) -> Float[Array, "B T D"]:
     """Adds each row's agent residual; the identity when head_rank is 0."""
     if not static.cfg.head_rank:
@@ -278,4 +278,3 @@ def _scan_layers(static: Static, params: Params, tokens, lengths, keep: Callable
     x, kept = jax.lax.scan(layer, ends.embed.embed(tokens), params["layers"])
     real = jnp.arange(t)[None, :] < lengths[:, None]
     return jnp.where(real[..., None], ends.final_norm(x), 0), kept
-

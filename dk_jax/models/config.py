@@ -83,8 +83,8 @@ class BackboneConfig:
             self.compute_dtype != "bfloat16" or self.head_dim % 8 or self.head_dim > 256
         ):
             raise ValueError(
-                "attention='cudnn' needs compute_dtype='bfloat16' and a head_dim that is a multiple of 8 up to 256; "
-                f"got {self.compute_dtype}, head_dim={self.head_dim}. Use attention='xla'."
+                "attention='cudnn' needs compute_dtype='bfloat16' and a head_dim that is a multiple of 8, at "
+                f"most 256; got {self.compute_dtype}, head_dim={self.head_dim}. Use attention='xla'."
             )
 
     @property

@@ -24,7 +24,7 @@ class AgentHeads(nnx.Module):
         self.down = nnx.Param(down * cfg.d_model**-0.5)
         self.up = nnx.Param(jnp.zeros((len(AGENTS), cfg.head_rank, cfg.d_model), jnp.float32))
 
-    def __call__(self, hidden: Float[Array, "B T D"], agents: Int[Array, "B"]) -> Float[Array, "B T D"]:
+    def __call__(self, hidden: Float[Array, "B T D"], agents: Int[Array, " B"]) -> Float[Array, "B T D"]:
         precision = product_precision(hidden.dtype)
         down = self.down[...].astype(hidden.dtype)[agents]
         up = self.up[...].astype(hidden.dtype)[agents]

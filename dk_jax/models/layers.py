@@ -18,7 +18,7 @@ def product_precision(dtype) -> jax.lax.Precision:
 
 
 class Linear(nnx.Module):
-    """y = x W (+ lora_alpha / r * (x A) B). W is [in, out]; B starts at zero, so LoRA starts as the identity."""
+    """y = x W (+ lora_alpha / r * (x A) B). W is [in, out]; B and so LoRA start at zero."""
 
     def __init__(self, cfg: BackboneConfig, n_in: int, n_out: int, rngs: nnx.Rngs, std: float = INIT_STD):
         self.kernel = nnx.Param(_normal(rngs, (n_in, n_out), std, cfg.param_dtype))
@@ -36,16 +36,17 @@ class Linear(nnx.Module):
 
 
 class RMSNorm(nnx.Module):
-    """x / rms(x) * scale over the last axis, in float32, returned in x's dtype."""
+    """x / rms(x) * scale over the last axis, in float32, returned in the compute dtype."""
 
     def __init__(self, cfg: BackboneConfig, width: int):
         self.scale = nnx.Param(jnp.ones((width,), cfg.param_dtype))
         self.eps = cfg.norm_eps
+        self.dtype = cfg.dtype
 
     def __call__(self, x: Float[Array, "... W"]) -> Float[Array, "... W"]:
         x32 = x.astype(jnp.float32)
         inverse_rms = jax.lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + self.eps)
-        return (x32 * inverse_rms * self.scale[...].astype(jnp.float32)).astype(x.dtype)
+        return (x32 * inverse_rms * self.scale[...].astype(jnp.float32)).astype(self.dtype)
 
 
 class Table(nnx.Module):
@@ -55,8 +56,9 @@ class Table(nnx.Module):
         self.table = nnx.Param(_normal(rngs, (cfg.vocab_size, cfg.d_model), INIT_STD, cfg.param_dtype))
         self.dtype = cfg.dtype
 
-    def embed(self, tokens: Int[Array, "..."]) -> Float[Array, "... D"]:
-        return self.table[...][tokens].astype(self.dtype)
+    def embed(self, tokens: Int[Array, " ..."]) -> Float[Array, "... D"]:
+        """Rows of the table as rounded to the compute dtype, in float32: the start of the residual stream."""
+        return self.table[...][tokens].astype(self.dtype).astype(jnp.float32)
 
     def logits(self, hidden: Float[Array, "... D"]) -> Float[Array, "... V"]:
         """Logits in float32, accumulated in float32 whatever the compute dtype."""
@@ -79,8 +81,8 @@ def rope_angles(
 ) -> tuple[Float[Array, "B T 1 H"], Float[Array, "B T 1 H"]]:
     """cos and sin of the rotary angles, float32, with an axis for heads.
 
-    Frequencies follow Su et al. 2021 (arXiv:2104.09864) in the half-split layout of Hugging Face: component i is
-    paired with i + H/2, so both halves carry the same H/2 angles.
+    Frequencies follow Su et al. 2021 (arXiv:2104.09864) in the half-split layout of Hugging Face: component i
+    is paired with i + H/2, so both halves carry the same H/2 angles.
     """
     half = cfg.head_dim // 2
     frequencies = cfg.rope_theta ** (-jnp.arange(half, dtype=jnp.float32) / half)

@@ -1,8 +1,8 @@
 """Log-probabilities and entropies of given tokens, without ever holding the logits of a whole batch.
 
-Full logits are the memory wall of training: 8 x 4096 positions of a 151,936-word vocabulary are 19.9 GB in float32.
-Positions go through the unembedding in chunks under `jax.checkpoint`, so the backward pass recomputes a chunk's
-logits instead of keeping them.
+Full logits are the memory wall of training: 8 x 4096 positions of a 151,936-word vocabulary are 19.9 GB in
+float32. Positions go through the unembedding in chunks under `jax.checkpoint`, so the backward pass
+recomputes a chunk's logits instead of keeping them.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def token_log_probs(
     static: Static,
     params: Params,
     tokens: Int[Array, "B T"],
-    lengths: Int[Array, "B"],
-    agents: Int[Array, "B"],
+    lengths: Int[Array, " B"],
+    agents: Int[Array, " B"],
     chunk: int = 1024,
 ) -> TokenLogProbs:
     """Scores every token of right-padded rows under the head of each row's agent, at temperature 1.
@@ -43,8 +43,8 @@ def token_log_probs(
       tokens: token ids, T >= 2.
       lengths: real tokens of each row.
       agents: index into AGENTS of each row.
-      chunk: about how many positions of the whole batch go through the unembedding at once; the logits in memory
-        are chunk x V float32. It changes memory and speed, not values beyond rounding.
+      chunk: about how many positions of the whole batch go through the unembedding at once; the logits in
+        memory are chunk x V float32. It changes memory and speed, not values beyond rounding.
 
     Returns:
       Log-probs and entropies, differentiable in `params`.
@@ -73,8 +73,8 @@ def token_log_probs(
 
 
 def log_probs_and_entropies(
-    logits: Float[Array, "... V"], targets: Int[Array, "..."]
-) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
+    logits: Float[Array, "... V"], targets: Int[Array, " ..."]
+) -> tuple[Float[Array, " ..."], Float[Array, " ..."]]:
     """log p(target) and entropy in nats of the distributions that float32 logits define."""
     log_p = jax.nn.log_softmax(logits, axis=-1)
     chosen = jnp.take_along_axis(log_p, targets[..., None], axis=-1)[..., 0]

@@ -19,8 +19,8 @@ from dk_jax.models.layers import product_precision
 def trainable_mask(static: Static, params: Params, mode: Literal["full", "lora"]) -> Params:
     """A tree like `params` of bools: True where the optimiser may write.
 
-    "full" trains everything; "lora" trains LoRA branches and agent heads. Raises ValueError if "lora" would train
-    nothing, or an unknown mode is given.
+    "full" trains everything; "lora" trains LoRA branches and agent heads. Raises ValueError if "lora" would
+    train nothing, or an unknown mode is given.
     """
     if mode == "full":
         return jax.tree.map(lambda _: True, params)

@@ -80,8 +80,9 @@ def degenerate_groups(
     *,
     min_std: float = 1e-3,
 ) -> GroupFilter:
-    """Drops groups whose values do not differ: they have no gradient, yet would weigh in the mean over
-    sequences.
+    """Drops groups whose values do not differ.
+
+    They have no gradient, yet would weigh in the mean over sequences.
 
     Args:
         values: rewards [M], or returns [M, U] of U turns; then a group goes only if its members differ at no

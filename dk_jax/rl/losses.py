@@ -74,8 +74,9 @@ def clipped_policy_loss(
 def sequence_weights(
     agents: Int[Array, " B"], counted: Bool[Array, " B"], *, weights: Sequence[float], scale: float = 1000.0
 ) -> Float[Array, " B"]:
-    """The factor of each sequence's token sum in the joint loss: weight of its agent / (its agent's sequences
-    * scale).
+    """The factor of each sequence's token sum in the joint loss.
+
+    It is the weight of its agent / (number of the agent's sequences * scale).
 
     Computed over a whole step once, it makes the loss a plain sum over sequences: micro-batches and devices
         just add up.

@@ -19,7 +19,7 @@ from dk_jax.rollout.judge import Arms, Judge
 from dk_jax.rollout.trajectory import Trajectory, Verdict, derive_seed
 from dk_jax.skills.library import SkillLibrary
 from dk_jax.skills.record import Evidence, Provenance, Skill, SkillDraft, validate_draft
-from dk_jax.skills.verification import Decision, PaperRule, SequentialTest
+from dk_jax.skills.verification import Decision, PaperRule, SequentialTest, speedup_of
 from dk_jax.tasks.task import Task
 
 log = logging.getLogger(__name__)
@@ -160,7 +160,7 @@ class Verifier:
                 for control, treated in judge.verify(own, phase=f"rl/{step}/verify/{i}/look{look}"):
                     scores[i][0].extend(control)
                     scores[i][1].extend(treated)
-                control, treated = ([v.speedup if v.correct else None for v in side] for side in scores[i])
+                control, treated = ([speedup_of(v) for v in side] for side in scores[i])
                 open_[i].decision = self.rule.decide(control, treated)
         return proposals
 
@@ -207,7 +207,7 @@ class Verifier:
             first = p.trigger.turns[0]
             arm = Arms(task=known[p.trigger.task], control=(first.source or " ",), treated=(text,))
             [(control, treated)] = judge.verify([arm], phase=f"rl/{step}/verify/{i}")
-            p.decision = self.rule.decide(control[0].speedup, treated[0].speedup if treated[0].correct else None)
+            p.decision = self.rule.decide(speedup_of(control[0]), speedup_of(treated[0]))
 
     def stage(self, library: SkillLibrary, proposals: Sequence[Proposal], *, step: int) -> None:
         """Stages accepted and rejected proposals, with their evidence, for the commit of `step`."""

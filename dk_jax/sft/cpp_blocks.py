@@ -1,7 +1,9 @@
 """C++ kernels for pipelines of several row-wise stages: layers, norms, attention, with branches.
 
-Two layouts. Row buffers: each row goes through all stages at once, its intermediate values in small local arrays. Staged: every stage
-sweeps the whole matrix and leaves a whole matrix. Stages that mix rows (column reductions, transposes) are not written here.
+Two layouts. Row buffers: each row goes through all stages at once, its intermediate values in small local
+arrays. Staged: every stage sweeps the whole matrix and leaves a whole matrix. Stages that mix rows (column
+reductions, transposes) are
+not written here.
 """
 
 from __future__ import annotations
@@ -11,7 +13,19 @@ from dataclasses import dataclass
 from dk_jax.sft.cpp_matmul import bias_of, rows_of_weight, weight_of
 from dk_jax.sft.cpp_ops import Access, Code, Variant, spec_of, statements, variant
 from dk_jax.sft.cpp_rows import NORMS, REDUCTIONS, Recipe
-from dk_jax.tasks.spec import Branch, Cumsum, Linear, MapStage, Matmul, RowNorm, RowReduce, Stage, Window, is_map, walk
+from dk_jax.tasks.spec import (
+    Branch,
+    Cumsum,
+    Linear,
+    MapStage,
+    Matmul,
+    RowNorm,
+    RowReduce,
+    Stage,
+    Window,
+    is_map,
+    walk,
+)
 from dk_jax.tasks.task import Task
 
 
@@ -33,12 +47,20 @@ _LAYOUTS = (
     _Layout(intent=_GOOD, techniques=("row_buffer", "parallel", "simd"), outer="parallel for", inner="simd"),
     _Layout(intent=_GOOD, techniques=("row_buffer", "packed", "simd"), inner="simd", packed=True),
     _Layout(
-        intent=_GOOD, techniques=("row_buffer", "packed", "parallel", "simd"), outer="parallel for", inner="simd", packed=True
+        intent=_GOOD,
+        techniques=("row_buffer", "packed", "parallel", "simd"),
+        outer="parallel for",
+        inner="simd",
+        packed=True,
     ),
     _Layout(intent=_SLOW, techniques=("separate_passes",), staged=True),
     _Layout(intent=_SLOW, techniques=("separate_passes", "simd"), inner="simd", staged=True),
     _Layout(
-        intent=_GOOD, techniques=("separate_passes", "parallel", "simd"), outer="parallel for", inner="simd", staged=True
+        intent=_GOOD,
+        techniques=("separate_passes", "parallel", "simd"),
+        outer="parallel for",
+        inner="simd",
+        staged=True,
     ),
 )
 
@@ -73,7 +95,9 @@ class _Emitter:
         self._saved: dict[str, _Place] = {}
         self._buffers = iter("abcdefgh")
         sweeps = [stage for stage in spec_of(task).stages if isinstance(stage, RowNorm | RowReduce | Cumsum)]
-        self._scoped = len(sweeps) > 1 and not layout.staged  # s, m and q are declared more than once in a row
+        self._scoped = (
+            len(sweeps) > 1 and not layout.staged
+        )  # s, m and q are declared more than once in a row
         self._after = {id(step.stage): step.after for step in walk(spec_of(task))}
 
     def kernel(self) -> Variant:
@@ -93,8 +117,11 @@ class _Emitter:
                 self._code.add(f"static float {w}_p[{w}_n];").loop("j", f"{w}_d0").loop("k", f"{w}_d1")
                 self._code.add(f"{w}_p[k * {w}_d0 + j] = {w}[j * {w}_d1 + k];").close(2)
 
-    def _pipeline(self, stages: tuple[Stage, ...], place: _Place, final: _Place | None, name: str | None = None) -> _Place:
-        """Write stages that start from `place`; the last group writes `final`, or else a buffer called `name`."""
+    def _pipeline(
+        self, stages: tuple[Stage, ...], place: _Place, final: _Place | None, name: str | None = None
+    ) -> _Place:
+        """Write stages that start from `place`; the last group writes `final`, or else a buffer called
+        `name`."""
         groups = _groups(stages)
         for index, (head, maps) in enumerate(groups):
             if isinstance(head, Branch):
@@ -106,7 +133,12 @@ class _Emitter:
         return place
 
     def _group(
-        self, head: Stage | None, maps: tuple[MapStage, ...], source: _Place, final: _Place | None, name: str | None
+        self,
+        head: Stage | None,
+        maps: tuple[MapStage, ...],
+        source: _Place,
+        final: _Place | None,
+        name: str | None,
     ) -> _Place:
         target = final or self._buffer(head, source, name)
         if self._layout.staged:
@@ -121,7 +153,9 @@ class _Emitter:
             Cumsum: self._cumsum,
         }.get(type(head))
         if writer is None:
-            raise ValueError(f"task {self._task.name!r}: no row-by-row kernel for a {type(head).__name__} stage in a block")
+            raise ValueError(
+                f"task {self._task.name!r}: no row-by-row kernel for a {type(head).__name__} stage in a block"
+            )
         scoped = self._scoped and isinstance(head, RowNorm | RowReduce | Cumsum)
         if scoped:
             self._code.open("")
@@ -142,7 +176,9 @@ class _Emitter:
         else:
             width = str(self._after[id(head)][1]) if isinstance(head, Window) else source.width
         place = _Place(name or next(self._buffers), width, self._layout.staged)
-        self._code.add(f"static float {place.name}[x_d0 * {width}];" if place.whole else f"float {place.name}[{width}];")
+        self._code.add(
+            f"static float {place.name}[x_d0 * {width}];" if place.whole else f"float {place.name}[{width}];"
+        )
         return place
 
     def _access(self, place: _Place, j: str = "j") -> Access:
@@ -159,7 +195,9 @@ class _Emitter:
         self._code.loop("j", source.width, self._simd()).add(f"float v = {source.at('j')};")
         self._store(maps, target)
 
-    def _product(self, head: Linear | Matmul, maps: tuple[MapStage, ...], source: _Place, target: _Place) -> None:
+    def _product(
+        self, head: Linear | Matmul, maps: tuple[MapStage, ...], source: _Place, target: _Place
+    ) -> None:
         w, by_row = weight_of(head), rows_of_weight(head)
         length, width = (f"{w}_d0", f"{w}_d1") if by_row else (f"{w}_d1", f"{w}_d0")
         if not self._layout.inner or not (by_row or self._layout.packed):
@@ -200,7 +238,9 @@ class _Emitter:
     def _window(self, head: Window, maps: tuple[MapStage, ...], source: _Place, target: _Place) -> None:
         at = "j" if head.stride == 1 else f"j * {head.stride}"
         width = target.width
-        self._code.loop("j", width, self._simd()).add(f"float s = {'-1e30f' if head.fn == 'max' else '0.0f'};")
+        self._code.loop("j", width, self._simd()).add(
+            f"float s = {'-1e30f' if head.fn == 'max' else '0.0f'};"
+        )
         for k in range(head.size):
             value = source.at(f"{at} + {k}" if k else at)
             weight = f" * {head.name}[i * {head.size} + {k}]" if head.fn == "conv" else ""
@@ -209,12 +249,15 @@ class _Emitter:
         self._store(maps, target)
 
     def _cumsum(self, _: Cumsum, maps: tuple[MapStage, ...], source: _Place, target: _Place) -> None:
-        self._code.add("float s = 0.0f;").loop("j", source.width).add(f"float v = {source.at('j')};", "s += v;", "v = s;")
+        self._code.add("float s = 0.0f;").loop("j", source.width).add(
+            f"float v = {source.at('j')};", "s += v;", "v = s;"
+        )
         self._store(maps, target)
 
 
 def _groups(stages: tuple[Stage, ...]) -> list[tuple[Stage | None, tuple[MapStage, ...]]]:
-    """Each stage that is not a map with the maps that follow it; maps that come first, or after a branch, have no head."""
+    """Each stage that is not a map with the maps that follow it; maps that come first, or after a branch,
+    have no head."""
     groups: list[tuple[Stage | None, list[MapStage]]] = []
     for stage in stages:
         if not is_map(stage):

@@ -43,13 +43,21 @@ def _load(code: Code, pre: tuple[MapStage, ...]) -> Code:
 
 
 def _finish(code: Code, fn: str, post: tuple[MapStage, ...], s: str, j: str = "j") -> Code:
-    return code.add(f"float v = {_RESULT[fn].format(s=s)};", *statements(post, Access(column=j, flat=j)), f"out[{j}] = v;")
+    return code.add(
+        f"float v = {_RESULT[fn].format(s=s)};", *statements(post, Access(column=j, flat=j)), f"out[{j}] = v;"
+    )
 
 
 def _column_by_column(task: Task, outer: str | None, intent: str, *techniques: str) -> Variant:
     pre, reduction, post = spec_of(task).split()
     fn = reduction.fn
-    code = Code(task).loop("j", "x_d1", outer).add(f"float s = {_INIT[fn]};").loop("i", "x_d0").add("long r = i * x_d1;")
+    code = (
+        Code(task)
+        .loop("j", "x_d1", outer)
+        .add(f"float s = {_INIT[fn]};")
+        .loop("i", "x_d0")
+        .add("long r = i * x_d1;")
+    )
     _load(code, pre).add(_FOLD[fn].format(s="s")).close()
     return variant(_finish(code, fn, post, "s"), intent, _fused(task), *techniques)
 
@@ -57,7 +65,12 @@ def _column_by_column(task: Task, outer: str | None, intent: str, *techniques: s
 def _row_by_row(task: Task, simd: bool, intent: str, *techniques: str) -> Variant:
     pre, reduction, post = spec_of(task).split()
     fn, inner = reduction.fn, "simd" if simd else None
-    code = Code(task).add(f"for (long j = 0; j < x_d1; ++j) out[j] = {_INIT[fn]};").loop("i", "x_d0").add("long r = i * x_d1;")
+    code = (
+        Code(task)
+        .add(f"for (long j = 0; j < x_d1; ++j) out[j] = {_INIT[fn]};")
+        .loop("i", "x_d0")
+        .add("long r = i * x_d1;")
+    )
     _load(code.loop("j", "x_d1", inner), pre).add(_FOLD[fn].format(s="out[j]")).close(2)
     if _RESULT[fn] != "{s}" or post:
         _finish(code.loop("j", "x_d1", inner), fn, post, "out[j]")
@@ -70,9 +83,19 @@ def _reduction_clause(task: Task) -> Variant:
     fn = reduction.fn
     clause = "max" if fn == "amax" else "+"
     code = Code(task).add("float t[x_d1];", f"for (long j = 0; j < x_d1; ++j) t[j] = {_INIT[fn]};")
-    code.loop("i", "x_d0", f"parallel for reduction({clause}:t[:x_d1])").add("long r = i * x_d1;").loop("j", "x_d1", "simd")
+    code.loop("i", "x_d0", f"parallel for reduction({clause}:t[:x_d1])").add("long r = i * x_d1;").loop(
+        "j", "x_d1", "simd"
+    )
     _load(code, pre).add(_FOLD[fn].format(s="t[j]")).close(2).loop("j", "x_d1")
-    return variant(_finish(code, fn, post, "t[j]"), "good", _fused(task), "parallel", "simd", "loop_interchange", "thread_private")
+    return variant(
+        _finish(code, fn, post, "t[j]"),
+        "good",
+        _fused(task),
+        "parallel",
+        "simd",
+        "loop_interchange",
+        "thread_private",
+    )
 
 
 def _strips(task: Task, outer: str | None, simd: bool, intent: str, *techniques: str) -> Variant:
@@ -83,17 +106,28 @@ def _strips(task: Task, outer: str | None, simd: bool, intent: str, *techniques:
     code.add(f"float t[{_STRIP}];", f"for (long k = 0; k < {_STRIP}; ++k) t[k] = {_INIT[fn]};")
     code.loop("i", "x_d0").add("long r = i * x_d1;").loop("k", str(_STRIP), inner).add("long j = b + k;")
     _load(code, pre).add(_FOLD[fn].format(s="t[k]")).close(2).loop("k", str(_STRIP)).add("long j = b + k;")
-    return variant(_finish(code, fn, post, "t[k]"), intent, _fused(task), "loop_interchange", "blocked", *techniques)
+    return variant(
+        _finish(code, fn, post, "t[k]"), intent, _fused(task), "loop_interchange", "blocked", *techniques
+    )
 
 
 def _columns_separate(task: Task, fast: bool) -> Variant:
     pre, reduction, post = spec_of(task).split()
     fn, inner = reduction.fn, "simd" if fast else None
-    code = Code(task).add("static float a[x_n];").loop("i", "x_d0", "parallel for" if fast else None).add("long r = i * x_d1;")
+    code = (
+        Code(task)
+        .add("static float a[x_n];")
+        .loop("i", "x_d0", "parallel for" if fast else None)
+        .add("long r = i * x_d1;")
+    )
     _load(code.loop("j", "x_d1", inner), pre).add("a[r + j] = v;").close(2)
     if fast:
-        code.add(f"for (long j = 0; j < x_d1; ++j) out[j] = {_INIT[fn]};").loop("i", "x_d0").loop("j", "x_d1", "simd")
-        code.add("float v = a[i * x_d1 + j];", _FOLD[fn].format(s="out[j]")).close(2).loop("j", "x_d1", "simd")
+        code.add(f"for (long j = 0; j < x_d1; ++j) out[j] = {_INIT[fn]};").loop("i", "x_d0").loop(
+            "j", "x_d1", "simd"
+        )
+        code.add("float v = a[i * x_d1 + j];", _FOLD[fn].format(s="out[j]")).close(2).loop(
+            "j", "x_d1", "simd"
+        )
         _finish(code, fn, post, "out[j]")
         return variant(code, "slow", "separate_passes", "parallel", "simd", "loop_interchange")
     code.loop("j", "x_d1").add(f"float s = {_INIT[fn]};").loop("i", "x_d0").add("float v = a[i * x_d1 + j];")
@@ -117,7 +151,9 @@ def transpose_variants(task: Task) -> list[Variant]:
             found += [
                 _tiles(task, tile, "parallel for", None, "good", "parallel"),
                 _tiles(task, tile, "parallel for", "simd", "good", "parallel", "simd"),
-                _tiles(task, tile, "parallel for collapse(2)", "simd", "good", "parallel", "simd", "collapse"),
+                _tiles(
+                    task, tile, "parallel for collapse(2)", "simd", "good", "parallel", "simd", "collapse"
+                ),
                 _tiles(task, tile, None, None, "slow"),
             ]
     pre, _, post = spec.split()
@@ -143,7 +179,9 @@ def _write_order(task: Task, outer: str | None, inner: str | None, intent: str, 
     return variant(_move(code, task), intent, _fused(task), "strided_access", "loop_interchange", *techniques)
 
 
-def _tiles(task: Task, tile: int, outer: str | None, inner: str | None, intent: str, *techniques: str) -> Variant:
+def _tiles(
+    task: Task, tile: int, outer: str | None, inner: str | None, intent: str, *techniques: str
+) -> Variant:
     code = Code(task).loop("a", "x_d0", outer, step=tile).loop("b", "x_d1", step=tile)
     code.loop("j", f"b + {tile}", start="b").loop("i", f"a + {tile}", inner, start="a")
     return variant(_move(code, task), intent, _fused(task), "blocked", *techniques)
@@ -158,7 +196,9 @@ def _transpose_separate(task: Task, fast: bool) -> Variant:
         source = "a"
         code.add("static float a[x_n];").loop("i", "x_d0", outer).add("long r = i * x_d1;")
         _load(code.loop("j", "x_d1", inner), pre).add("a[r + j] = v;").close(2)
-    code.loop("j", "x_d1", outer).loop("i", "x_d0", inner).add(f"out[j * x_d0 + i] = {source}[i * x_d1 + j];").close(2)
+    code.loop("j", "x_d1", outer).loop("i", "x_d0", inner).add(
+        f"out[j * x_d0 + i] = {source}[i * x_d1 + j];"
+    ).close(2)
     if post:
         code.loop("j", "x_d1", outer).loop("i", "x_d0", inner).add("float v = out[j * x_d0 + i];")
         code.add(*statements(post, Access(column="i", flat="j * x_d0 + i")), "out[j * x_d0 + i] = v;")

@@ -1,6 +1,7 @@
 """C++ kernels for a task, from good to broken: the material of the cold start.
 
-`cpp_variants` writes each kernel in the bare form (one extern "C" function, sizes as constexpr names such as x_d1 and out_n). It states an
+`cpp_variants` writes each kernel in the bare form (one extern "C" function, sizes as constexpr names such as
+x_d1 and out_n). It states an
 intent, no verdict: the sandbox compiles, checks and times each of them before any is learnt from.
 """
 
@@ -19,7 +20,7 @@ from dk_jax.tasks.task import Task
 
 TECHNIQUES: dict[str, str] = {
     "fused": "all elementwise steps in one loop on a running value, no temporaries",
-    "separate_passes": "one pass over memory for each step",
+    "separate_passes": "several passes over memory, a few steps in each",
     "simd": "#pragma omp simd on the inner loop",
     "parallel": "#pragma omp parallel for on the outer loop",
     "row_loop": "rows outside, columns inside, so that a column's operand is indexed without a modulus",
@@ -27,7 +28,7 @@ TECHNIQUES: dict[str, str] = {
     "dynamic_schedule": "schedule(dynamic): threads take iterations as they finish",
     "inner_parallel": "threads on the inner loop: one fork and join a row",
     "strided_access": "the inner loop jumps a whole row in memory",
-    "hoisted": "what does not change in the inner loop is computed before it, a division becomes a multiplication",
+    "hoisted": "what the inner loop does not change is computed before it; a division becomes a product",
     "cached_row": "values of a first pass are kept in the output row for the next pass",
     "multi_accumulator": "several independent accumulators, folded at the end",
     "one_pass": "two passes of a row algorithm made one by algebra",
@@ -70,5 +71,8 @@ def cpp_variants(task: Task) -> list[Variant]:
     generate = _GENERATORS[spec.kind]
     if spec.kind == "matmul" and spec.split()[0]:
         generate = block_variants  # the maps before the product need a buffer
-    rights = list({variant.source: variant for variant in generate(task)}.values())
+    distinct: dict[str, Variant] = {}
+    for variant in generate(task):
+        distinct.setdefault(variant.source, variant)
+    rights = list(distinct.values())
     return [*rights, *wrong_variants(rights), *broken_variants(rights)]

@@ -1,4 +1,5 @@
-"""C++ kernels for chains of elementwise operations: how many passes, in what order, on how many lanes and threads."""
+"""C++ kernels for chains of elementwise operations: how many passes, in what order, on how many lanes and
+threads."""
 
 from __future__ import annotations
 
@@ -54,7 +55,13 @@ def _flat(task: Task, pragma: str | None, intent: str, *techniques: str) -> Vari
 
 def _rows(task: Task, outer: str | None, inner: str | None, intent: str, *techniques: str) -> Variant:
     spec = spec_of(task)
-    code = Code(task).loop("i", "x_d0", outer).add("long r = i * x_d1;").loop("j", "x_d1", inner).add("float v = x[r + j];")
+    code = (
+        Code(task)
+        .loop("i", "x_d0", outer)
+        .add("long r = i * x_d1;")
+        .loop("j", "x_d1", inner)
+        .add("float v = x[r + j];")
+    )
     code.add(*statements(spec.stages, Access(column="j", flat="r + j")), "out[r + j] = v;")
     return variant(code, intent, _fused(spec), "row_loop", *techniques)
 
@@ -68,23 +75,31 @@ def _columns_outside(task: Task) -> Variant:
 
 def _blocks(task: Task, inner: str | None, intent: str, *techniques: str) -> Variant:
     spec = spec_of(task)
-    code = Code(task).loop("b", "out_n", "parallel for", step=_BLOCK).loop("i", f"b + {_BLOCK}", inner, start="b")
+    code = (
+        Code(task)
+        .loop("b", "out_n", "parallel for", step=_BLOCK)
+        .loop("i", f"b + {_BLOCK}", inner, start="b")
+    )
     code.add("float v = x[i];", *statements(spec.stages, _flat_access(spec)), "out[i] = v;")
     return variant(code, intent, _fused(spec), *techniques)
 
 
 def _separate(task: Task, pragma: str | None, intent: str, *techniques: str) -> Variant:
+    """Up to three passes that share the steps."""
     spec = spec_of(task)
     code = Code(task)
     columns = uses_columns(spec.stages)
-    for index, stage in enumerate(spec.stages):
-        source = "out" if index else "x"
+    size = -(-len(spec.stages) // min(3, len(spec.stages)))
+    for start in range(0, len(spec.stages), size):
+        source = "out" if start else "x"
+        stages = spec.stages[start : start + size]
         if columns:
             inner = "simd" if pragma and "simd" in pragma else None
             outer = "parallel for" if pragma and "parallel" in pragma else None
-            code.loop("i", "x_d0", outer).loop("j", "x_d1", inner).add("long k = i * x_d1 + j;", f"float v = {source}[k];")
-            code.add(*statements([stage], Access(column="j", flat="k")), "out[k] = v;").close(2)
+            code.loop("i", "x_d0", outer).loop("j", "x_d1", inner)
+            code.add("long k = i * x_d1 + j;", f"float v = {source}[k];")
+            code.add(*statements(stages, Access(column="j", flat="k")), "out[k] = v;").close(2)
         else:
             code.loop("i", "out_n", pragma).add(f"float v = {source}[i];")
-            code.add(*statements([stage], Access(column="", flat="i")), "out[i] = v;").close()
+            code.add(*statements(stages, Access(column="", flat="i")), "out[i] = v;").close()
     return variant(code, intent, "separate_passes", *techniques)

@@ -1,4 +1,5 @@
-"""C++ kernels for a matrix product with an elementwise epilogue: loop order, tiles, packing, lanes and threads."""
+"""C++ kernels for a matrix product with an elementwise epilogue: loop order, tiles, packing, lanes and
+threads."""
 
 from __future__ import annotations
 
@@ -45,7 +46,8 @@ def matmul_variants(task: Task) -> list[Variant]:
 
 
 def rows_of_weight(product: Linear | Matmul) -> bool:
-    """Whether the weight is stored [columns, width], so that a row of it is added at a time; else [width, columns]."""
+    """Whether the weight is stored [columns, width], so that a row of it is added at a time; else [width,
+    columns]."""
     return isinstance(product, Matmul) and not product.transposed
 
 
@@ -81,16 +83,21 @@ def _dot_value(code: Code, product: Linear | Matmul, inner: str | None) -> Code:
     return code.add(f"s += x[r + k] * {element};").close()
 
 
-def _dot(task: Task, outer: str | None, inner: str | None, intent: str, techniques: tuple[str, ...]) -> Variant:
+def _dot(
+    task: Task, outer: str | None, inner: str | None, intent: str, techniques: tuple[str, ...]
+) -> Variant:
     """Each element a scalar product."""
     product = spec_of(task).split()[1]
     code = _dot_value(_rows(Code(task), outer).loop("j", "out_d1"), product, inner)
     strided = "strided_access" if rows_of_weight(product) else None
-    return variant(_epilogue(code, task, "s"), "slow" if strided else intent, strided, _fused(task), *techniques)
+    return variant(
+        _epilogue(code, task, "s"), "slow" if strided else intent, strided, _fused(task), *techniques
+    )
 
 
 def _pack(code: Code, product: Linear | Matmul, packed: bool) -> str:
-    """Write the weight's transpose to p if asked; the answer is the text of its row k, without the closing bracket."""
+    """Write the weight's transpose to p if asked; the answer is the text of its row k, without the closing
+    bracket."""
     weight = weight_of(product)
     if not packed:
         return f"{weight}[k * out_d1 + "
@@ -106,7 +113,9 @@ def _rows_added(
     product = spec_of(task).split()[1]
     code = Code(task)
     row = _pack(code, product, packed)
-    _rows(code, outer).add("float t[out_d1] = {0.0f};").loop("k", "x_d1").add("float a = x[r + k];").loop("j", "out_d1", inner)
+    _rows(code, outer).add("float t[out_d1] = {0.0f};").loop("k", "x_d1").add("float a = x[r + k];").loop(
+        "j", "out_d1", inner
+    )
     code.add(f"t[j] += a * {row}j];").close(2)
     _epilogue(code.loop("j", "out_d1", inner), task, "t[j]")
     return variant(code, intent, "loop_interchange", "packed" if packed else None, _fused(task), *techniques)
@@ -119,7 +128,9 @@ def _column_tiles(
     product = spec_of(task).split()[1]
     code = Code(task)
     row = _pack(code, product, packed)
-    _rows(code, outer).loop("b", "out_d1", step=_COLUMNS).add(f"float t[{_COLUMNS}] = {{0.0f}};").loop("k", "x_d1")
+    _rows(code, outer).loop("b", "out_d1", step=_COLUMNS).add(f"float t[{_COLUMNS}] = {{0.0f}};").loop(
+        "k", "x_d1"
+    )
     code.add("float a = x[r + k];").loop("c", str(_COLUMNS), inner).add(f"t[c] += a * {row}b + c];").close(2)
     code.loop("c", str(_COLUMNS), inner).add("long j = b + c;")
     names = ("loop_interchange", "register_tile", "packed" if packed else None)
@@ -134,23 +145,32 @@ def _register_tiles(
     code = Code(task)
     row = _pack(code, product, packed)
     width = _COLUMNS // 2
-    code.loop("i", "x_d0", outer, step=_ROWS).loop("b", "out_d1", step=width).add(f"float t[{_ROWS}][{width}] = {{0.0f}};")
-    code.loop("k", "x_d1").loop("q", str(_ROWS)).add("float a = x[(i + q) * x_d1 + k];").loop("c", str(width), inner)
+    code.loop("i", "x_d0", outer, step=_ROWS).loop("b", "out_d1", step=width).add(
+        f"float t[{_ROWS}][{width}] = {{0.0f}};"
+    )
+    code.loop("k", "x_d1").loop("q", str(_ROWS)).add("float a = x[(i + q) * x_d1 + k];").loop(
+        "c", str(width), inner
+    )
     code.add(f"t[q][c] += a * {row}b + c];").close(3).loop("q", str(_ROWS)).loop("c", str(width), inner)
     code.add("long j = b + c;", "long o = (i + q) * out_d1;")
     names = ("loop_interchange", "register_tile", "row_tile", "packed" if packed else None)
     return variant(_epilogue(code, task, "t[q][c]"), intent, *names, _fused(task), *techniques)
 
 
-def _separate(task: Task, outer: str | None, inner: str | None, intent: str, techniques: tuple[str, ...]) -> Variant:
+def _separate(
+    task: Task, outer: str | None, inner: str | None, intent: str, techniques: tuple[str, ...]
+) -> Variant:
     """The epilogue as a pass of its own."""
     product = spec_of(task).split()[1]
     code = _rows(Code(task), outer)
     if rows_of_weight(product) and inner:
-        code.add("for (long j = 0; j < out_d1; ++j) out[o + j] = 0.0f;").loop("k", "x_d1").add("float a = x[r + k];")
-        code.loop("j", "out_d1", inner).add(f"out[o + j] += a * {weight_of(product)}[k * out_d1 + j];").close(3)
+        code.add("for (long j = 0; j < out_d1; ++j) out[o + j] = 0.0f;").loop("k", "x_d1").add(
+            "float a = x[r + k];"
+        )
+        code.loop("j", "out_d1", inner).add(f"out[o + j] += a * {weight_of(product)}[k * out_d1 + j];").close(
+            3
+        )
     else:
         _dot_value(code.loop("j", "out_d1"), product, inner).add("out[o + j] = s;").close(2)
     code.loop("i", "x_d0", outer).add("long o = i * out_d1;").loop("j", "out_d1", inner)
     return variant(_epilogue(code, task, "out[o + j]"), "slow", "separate_passes", *techniques)
-

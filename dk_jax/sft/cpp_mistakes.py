@@ -1,4 +1,5 @@
-"""Wrong and broken kernels: the mistakes that somebody who writes these kernels makes, applied to a kernel that is right."""
+"""Wrong and broken kernels: the mistakes that somebody who writes these kernels makes, applied to a kernel
+that is right."""
 
 from __future__ import annotations
 
@@ -35,8 +36,16 @@ def _wrong_constant(source: str) -> str:
 def _accumulator_not_reset(source: str) -> str:
     """The accumulator is declared before the row loop: rows add up, and threads share it."""
     return re.sub(
-        r"(#pragma omp parallel for.*\n)?(  for \(long i = .*\n    long r = .*\n)    (float s = 0\.0f;\n)", r"  \3\1\2", source, count=1
+        r"(#pragma omp parallel for.*\n)?(  for \(long i = .*\n    long r = .*\n)    (float s = 0\.0f;\n)",
+        r"  \3\1\2",
+        source,
+        count=1,
     )
+
+
+def _sum_overwritten(source: str) -> str:
+    """`=` where `+=` was meant (in an inclusive scan the two are the same)."""
+    return source if "inscan" in source else re.sub(r"(?m)^( *\S+) \+= (.*;)$", r"\1 = \2", source)
 
 
 _WRONG: tuple[Mistake, ...] = (
@@ -49,13 +58,13 @@ _WRONG: tuple[Mistake, ...] = (
     _replace(r"(bias|scale)\[j\]", r"\1[0]"),
     _replace(r"(\w+)\[i % \w+_n\]", r"\1[i % 2]"),
     _replace(r"expf\(-(v|\w+\[[^]]*\])\)", r"expf(\1)"),
-    _replace(r"expf\(v - m\)", "expf(v)", 1),
+    _replace(r"s \+= expf\(v - m\);", "s += expf(v);"),
     _replace(r"v > 0\.0f", "v < 0.0f"),
     _replace(r"fmaxf\((m|s|\w+\[j\]), ", r"fminf(\1, "),
     _replace(r"fminf\((m|s|\w+\[j\]), ", r"fmaxf(\1, "),
     _replace(r"s / (x_d1|x_d0|\d+\.0f)", "s"),
     _replace(r"v = sqrtf\(s\);", "v = s;"),
-    _replace(r"v \* v", "v"),
+    _replace(r"\+= v \* v;", "+= v;"),
     _replace(r"x\[r \+ j\]", "x[j]"),
     _replace(r"x\[i \* x_d1 \+ j\]", "x[j * x_d0 + i]"),
     _replace(r"out\[j \* x_d0 \+ i\]", "out[i * x_d1 + j]"),
@@ -64,7 +73,8 @@ _WRONG: tuple[Mistake, ...] = (
     _replace(r"w\[k \* out_d1 \+ j\]", "w[j]"),
     _replace(r"(\w+)\[j \* x_d1 \+ k\]", r"\1[k]"),
     _replace(r"long (\w+) = 0; \1 < (x_d1|out_d1|out_n|x_d0); \+\+", r"long \1 = 1; \1 < \2; ++", 1),
-    _replace(r"\+=", "="),
+    _replace(r"long k = 0; k < (\w+_d\d); \+\+", r"long k = 1; k < \1; ++"),
+    _sum_overwritten,
 )
 
 _BROKEN: tuple[Mistake, ...] = (

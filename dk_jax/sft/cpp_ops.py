@@ -1,7 +1,9 @@
 """C++ text of a spec's elementwise stages and the pieces that every kernel generator shares.
 
-A reference line becomes one statement on the running value `v`, in the same order and with the same constants, so that a small model
-can translate line by line whatever the composition. What a generator chooses is the schedule around those statements.
+A reference line becomes one statement on the running value `v`, in the same order and with the same
+constants, so that a small model can translate line by line whatever the composition. What a generator chooses
+is the schedule around those
+statements.
 """
 
 from __future__ import annotations
@@ -135,7 +137,9 @@ class Code:
         self._depth += 1
         return self
 
-    def loop(self, index: str, bound: str, pragma: str | None = None, step: int = 1, start: str = "0") -> Code:
+    def loop(
+        self, index: str, bound: str, pragma: str | None = None, step: int = 1, start: str = "0"
+    ) -> Code:
         """Open a counted loop under an optional pragma."""
         advance = f"++{index}" if step == 1 else f"{index} += {step}"
         return self.pragma(pragma).open(f"for (long {index} = {start}; {index} < {bound}; {advance})")
@@ -165,7 +169,9 @@ def spec_of(task: Task) -> OpSpec:
       ValueError: it has none.
     """
     if task.spec is None:
-        raise ValueError(f"task {task.name!r} has no spec to generate kernels from; only built-in and generated tasks have one")
+        raise ValueError(
+            f"task {task.name!r} has no spec to write kernels from; built-in and generated tasks have one"
+        )
     return task.spec
 
 

@@ -1,4 +1,5 @@
-"""C++ kernels for row reductions and row normalisations: passes over each row, how their values are kept, on how many lanes and threads."""
+"""C++ kernels for row reductions and row normalisations: passes over each row, how their values are kept, on
+how many lanes and threads."""
 
 from __future__ import annotations
 
@@ -36,12 +37,17 @@ class Pass:
     def fold(self, accumulator: str | None = None, value: str | None = None) -> str:
         """The statement that folds `value` into `accumulator` (by default the pass's own)."""
         accumulator, value = accumulator or self.name, value or self.value
-        return f"{accumulator} += {value};" if self.clause == "+" else f"{accumulator} = f{self.clause}f({accumulator}, {value});"
+        return (
+            f"{accumulator} += {value};"
+            if self.clause == "+"
+            else f"{accumulator} = f{self.clause}f({accumulator}, {value});"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """How a norm or a reduction is computed: passes, then an expression of v (norms) or of the accumulators (reductions)."""
+    """How a norm or a reduction is computed: passes, then an expression of v (norms) or of the accumulators
+    (reductions)."""
 
     passes: tuple[Pass, ...]
     result: str
@@ -60,8 +66,15 @@ _EPS = "1e-5f"
 
 # {n} is the row's length.
 NORMS: dict[str, Recipe] = {
-    "softmax": Recipe(passes=(_MAX, _EXP), result="expf(v - m) * q", divided="expf(v - m) / s", hoisted=("float q = 1.0f / s;",)),
-    "log_softmax": Recipe(passes=(_MAX, _EXP), result="v - q", divided="v - m - logf(s)", hoisted=("float q = m + logf(s);",)),
+    "softmax": Recipe(
+        passes=(_MAX, _EXP),
+        result="expf(v - m) * q",
+        divided="expf(v - m) / s",
+        hoisted=("float q = 1.0f / s;",),
+    ),
+    "log_softmax": Recipe(
+        passes=(_MAX, _EXP), result="v - q", divided="v - m - logf(s)", hoisted=("float q = m + logf(s);",)
+    ),
     "layer_norm": Recipe(
         passes=(_sum("v", "float m = s / {n};"), _sum("(v - m) * (v - m)", name="t")),
         result="(v - m) * q",
@@ -81,9 +94,14 @@ NORMS: dict[str, Recipe] = {
         hoisted=("float q = 1.0f / fmaxf(sqrtf(s), 1e-12f);",),
     ),
     "l1_normalize": Recipe(
-        passes=(_sum("fabsf(v)"),), result="v * q", divided="v / fmaxf(s, 1e-12f)", hoisted=("float q = 1.0f / fmaxf(s, 1e-12f);",)
+        passes=(_sum("fabsf(v)"),),
+        result="v * q",
+        divided="v / fmaxf(s, 1e-12f)",
+        hoisted=("float q = 1.0f / fmaxf(s, 1e-12f);",),
     ),
-    "center": Recipe(passes=(_sum("v"),), result="v - q", divided="v - s / {n}", hoisted=("float q = s / {n};",)),
+    "center": Recipe(
+        passes=(_sum("v"),), result="v - q", divided="v - s / {n}", hoisted=("float q = s / {n};",)
+    ),
     "max_shift": Recipe(passes=(_MAX,), result="v - m"),
 }
 
@@ -93,11 +111,14 @@ REDUCTIONS: dict[str, Recipe] = {
     "amax": Recipe(passes=(_MAX,), result="m"),
     "amin": Recipe(passes=(_MIN,), result="m"),
     "l2": Recipe(passes=(_sum("v * v"),), result="sqrtf(s)"),
-    "var": Recipe(passes=(_sum("v", "float m = s / {n};"), _sum("(v - m) * (v - m)", name="t")), result="t / {n}"),
+    "var": Recipe(
+        passes=(_sum("v", "float m = s / {n};"), _sum("(v - m) * (v - m)", name="t")), result="t / {n}"
+    ),
     "logsumexp": Recipe(passes=(_MAX, _EXP), result="m + logf(s)"),
 }
 
-# One pass over the row in place of two. layer_norm: E[v^2] - E[v]^2. softmax: inputs here are far below where expf overflows.
+# One pass over the row in place of two. layer_norm: E[v^2] - E[v]^2. softmax: inputs here are far below where
+# expf overflows.
 _ONE_PASS_NORMS: dict[str, Recipe] = {
     "softmax": Recipe(passes=(_sum("expf(v)"),), result="expf(v) * q", hoisted=("float q = 1.0f / s;",)),
     "log_softmax": Recipe(passes=(_sum("expf(v)"),), result="v - q", hoisted=("float q = logf(s);",)),
@@ -123,9 +144,20 @@ _SCHEDULES = (
     _Schedule(intent="slow", techniques=("parallel",), outer="parallel for", divided=True),
     _Schedule(intent="good", techniques=("parallel", "simd"), outer="parallel for", inner=True),
     _Schedule(intent="slow", techniques=("parallel", "simd"), outer="parallel for", inner=True, divided=True),
-    _Schedule(intent="good", techniques=("parallel", "simd", "dynamic_schedule"), outer="parallel for schedule(dynamic)", inner=True),
+    _Schedule(
+        intent="good",
+        techniques=("parallel", "simd", "dynamic_schedule"),
+        outer="parallel for schedule(dynamic)",
+        inner=True,
+    ),
     _Schedule(intent="slow", techniques=("inner_parallel", "simd"), inner=True, threads_inside=True),
-    _Schedule(intent="good", techniques=("parallel", "simd", "cached_row"), outer="parallel for", inner=True, cached=True),
+    _Schedule(
+        intent="good",
+        techniques=("parallel", "simd", "cached_row"),
+        outer="parallel for",
+        inner=True,
+        cached=True,
+    ),
     _Schedule(intent="good", techniques=("simd", "cached_row"), inner=True, cached=True),
     _Schedule(intent="slow", techniques=("parallel", "cached_row"), outer="parallel for", cached=True),
 )
@@ -134,7 +166,9 @@ _SCHEDULES = (
 def reduce_variants(task: Task) -> list[Variant]:
     """Good and slow kernels of a task of kind `reduce`."""
     spec = spec_of(task)
-    found = [_reduce(task, schedule) for schedule in _SCHEDULES if not schedule.cached and not schedule.divided]
+    found = [
+        _reduce(task, schedule) for schedule in _SCHEDULES if not schedule.cached and not schedule.divided
+    ]
     if spec.cols % _LANES == 0 and len(REDUCTIONS[spec.split()[1].fn].passes) == 1:
         found += [
             _reduce_lanes(task, "parallel for", "simd", "good", "parallel", "simd", "multi_accumulator"),
@@ -159,7 +193,10 @@ def norm_variants(task: Task) -> list[Variant]:
             continue  # nothing computed that would be worth keeping
         found.append(_norm(task, schedule, recipe))
     if norm.fn == "softmax":
-        found += [_softmax_kept(task, parallel, simd) for parallel, simd in ((True, True), (False, True), (True, False))]
+        found += [
+            _softmax_kept(task, parallel, simd)
+            for parallel, simd in ((True, True), (False, True), (True, False))
+        ]
     if norm.fn in _ONE_PASS_NORMS:
         for schedule in _SCHEDULES:
             if schedule.intent == "good" and not schedule.cached:
@@ -218,19 +255,29 @@ def _norm(task: Task, schedule: _Schedule, recipe: Recipe, *techniques: str) -> 
     _loads(code, pre if source == "x" else (), source)
     code.add(f"v = {result.format(n='x_d1')};", *statements(post, row_access()), "out[r + j] = v;")
     hoisted = "hoisted" if recipe.hoisted and not schedule.divided else None
-    return variant(code, schedule.intent, *schedule.techniques, hoisted, "fused" if pre or post else None, *techniques)
+    return variant(
+        code, schedule.intent, *schedule.techniques, hoisted, "fused" if pre or post else None, *techniques
+    )
 
 
 def _softmax_kept(task: Task, parallel: bool, simd: bool) -> Variant:
     """Exponentials are computed once and kept in out."""
     pre, _, post = spec_of(task).split()
-    code = _start(task, "parallel for" if parallel else None).add(f"float m = {_LOW};").loop("j", "x_d1", _simd(simd, "reduction(max:m)"))
+    code = (
+        _start(task, "parallel for" if parallel else None)
+        .add(f"float m = {_LOW};")
+        .loop("j", "x_d1", _simd(simd, "reduction(max:m)"))
+    )
     _loads(code, pre)
     if pre:
         code.add("out[r + j] = v;")
-    code.add("m = fmaxf(m, v);").close().add("float s = 0.0f;").loop("j", "x_d1", _simd(simd, "reduction(+:s)"))
+    code.add("m = fmaxf(m, v);").close().add("float s = 0.0f;").loop(
+        "j", "x_d1", _simd(simd, "reduction(+:s)")
+    )
     _loads(code, (), "out" if pre else "x")
-    code.add("v = expf(v - m);", "s += v;", "out[r + j] = v;").close().add("float q = 1.0f / s;").loop("j", "x_d1", _simd(simd))
+    code.add("v = expf(v - m);", "s += v;", "out[r + j] = v;").close().add("float q = 1.0f / s;").loop(
+        "j", "x_d1", _simd(simd)
+    )
     code.add("float v = out[r + j];", "v = v * q;", *statements(post, row_access()), "out[r + j] = v;")
     names = ("parallel" if parallel else None, "simd" if simd else None, "fused" if pre or post else None)
     return variant(code, "good" if simd else "slow", *names, "cached_row", "hoisted")
@@ -253,7 +300,9 @@ def _layer_norm_one_pass(task: Task, parallel: bool) -> Variant:
     code = _start(task, "parallel for" if parallel else None).add("float s = 0.0f;", "float t = 0.0f;")
     code.loop("j", "x_d1", "simd reduction(+:s, t)")
     _loads(code, pre)
-    code.add("s += v;", "t += v * v;").close().add("float m = s / x_d1;", f"float q = 1.0f / sqrtf(t / x_d1 - m * m + {_EPS});")
+    code.add("s += v;", "t += v * v;").close().add(
+        "float m = s / x_d1;", f"float q = 1.0f / sqrtf(t / x_d1 - m * m + {_EPS});"
+    )
     code.loop("j", "x_d1", "simd")
     _loads(code, pre)
     code.add("v = (v - m) * q;", *statements(post, row_access()), "out[r + j] = v;")
@@ -275,7 +324,9 @@ def _norm_separate(task: Task, fast: bool) -> Variant:
     recipe = NORMS[norm.fn]
     code.loop("i", "x_d0", outer).add("long r = i * x_d1;")
     for step in recipe.passes:
-        code.add(f"float {step.name} = {step.init};").loop("j", "x_d1", _simd(fast, f"reduction({step.clause}:{step.name})"))
+        code.add(f"float {step.name} = {step.init};").loop(
+            "j", "x_d1", _simd(fast, f"reduction({step.clause}:{step.name})")
+        )
         _loads(code, (), source)
         code.add(step.fold()).close().add(*(line.format(n="x_d1") for line in step.after))
     code.add(*(line.format(n="x_d1") for line in recipe.hoisted)).loop("j", "x_d1", inner)
@@ -290,7 +341,11 @@ def _norm_separate(task: Task, fast: bool) -> Variant:
 
 
 def _finish(code: Code, recipe: Recipe, post: tuple[MapStage, ...]) -> None:
-    code.add(f"float v = {recipe.result.format(n='x_d1')};", *statements(post, Access(column="0", flat="i")), "out[i] = v;")
+    code.add(
+        f"float v = {recipe.result.format(n='x_d1')};",
+        *statements(post, Access(column="0", flat="i")),
+        "out[i] = v;",
+    )
 
 
 def _reduce(task: Task, schedule: _Schedule) -> Variant:
@@ -307,10 +362,16 @@ def _reduce_lanes(task: Task, outer: str | None, inner: str | None, intent: str,
     pre, reduction, post = spec_of(task).split()
     recipe = REDUCTIONS[reduction.fn]
     (step,) = recipe.passes
-    code = _start(task, outer).add(f"float t[{_LANES}];", f"for (long k = 0; k < {_LANES}; ++k) t[k] = {step.init};")
-    code.loop("j", "x_d1", step=_LANES).loop("k", str(_LANES), inner).add("long c = j + k;", "float v = x[r + c];")
+    code = _start(task, outer).add(
+        f"float t[{_LANES}];", f"for (long k = 0; k < {_LANES}; ++k) t[k] = {step.init};"
+    )
+    code.loop("j", "x_d1", step=_LANES).loop("k", str(_LANES), inner).add(
+        "long c = j + k;", "float v = x[r + c];"
+    )
     code.add(*statements(pre, row_access("c")), step.fold("t[k]")).close(2)
-    code.add(f"float {step.name} = {step.init};", f"for (long k = 0; k < {_LANES}; ++k) {step.fold(value='t[k]')}")
+    code.add(
+        f"float {step.name} = {step.init};", f"for (long k = 0; k < {_LANES}; ++k) {step.fold(value='t[k]')}"
+    )
     _finish(code, recipe, post)
     return variant(code, intent, *techniques, "fused" if pre or post else None)
 
@@ -320,13 +381,20 @@ def _reduce_separate(task: Task, fast: bool) -> Variant:
     pre, reduction, post = spec_of(task).split()
     recipe = REDUCTIONS[reduction.fn]
     outer, inner = ("parallel for", "simd") if fast else (None, None)
-    code = Code(task).add("static float a[x_n];").loop("i", "x_d0", outer).add("long r = i * x_d1;").loop("j", "x_d1", inner)
+    code = (
+        Code(task)
+        .add("static float a[x_n];")
+        .loop("i", "x_d0", outer)
+        .add("long r = i * x_d1;")
+        .loop("j", "x_d1", inner)
+    )
     _loads(code, pre)
     code.add("a[r + j] = v;").close(2).loop("i", "x_d0", outer).add("long r = i * x_d1;")
     for step in recipe.passes:
-        code.add(f"float {step.name} = {step.init};").loop("j", "x_d1", _simd(fast, f"reduction({step.clause}:{step.name})"))
+        code.add(f"float {step.name} = {step.init};").loop(
+            "j", "x_d1", _simd(fast, f"reduction({step.clause}:{step.name})")
+        )
         _loads(code, (), "a")
         code.add(step.fold()).close().add(*(line.format(n="x_d1") for line in step.after))
     _finish(code, recipe, post)
     return variant(code, "slow", "separate_passes", *(("parallel", "simd") if fast else ()))
-

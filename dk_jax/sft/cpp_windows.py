@@ -7,6 +7,7 @@ from dk_jax.tasks.spec import Window
 from dk_jax.tasks.task import Task
 
 _INIT = {"avg": "0.0f", "max": "-1e30f", "conv": "0.0f"}
+_UNROLLED_LINES = 16  # more than a small model should have to write
 _OUT = Access(column="j", flat="o + j")
 _SCHEDULES: tuple[tuple[str | None, str | None, str, tuple[str, ...]], ...] = (
     (None, None, "slow", ()),
@@ -18,10 +19,11 @@ _SCHEDULES: tuple[tuple[str | None, str | None, str, tuple[str, ...]], ...] = (
 
 def window_variants(task: Task) -> list[Variant]:
     """Good and slow kernels of a task of kind `window`."""
-    pre, _, post = spec_of(task).split()
+    pre, window, post = spec_of(task).split()
     found = [_window_loop(task, *schedule) for schedule in _SCHEDULES]
-    found += [_window_unrolled(task, *schedule) for schedule in _SCHEDULES]
-    if pre:
+    if window.size * (2 + len(pre)) <= _UNROLLED_LINES:
+        found += [_window_unrolled(task, *schedule) for schedule in _SCHEDULES]
+    if pre and window.size <= _UNROLLED_LINES // 2:
         found += [_window_buffer(task, *schedule) for schedule in _SCHEDULES[1:]]
     if post:
         found += [_window_separate(task, *schedule) for schedule in (_SCHEDULES[0], _SCHEDULES[3])]
@@ -52,44 +54,87 @@ def _start(task: Task, outer: str | None) -> Code:
     return Code(task).loop("i", "x_d0", outer).add("long r = i * x_d1;", "long o = i * out_d1;")
 
 
-def _window_loop(task: Task, outer: str | None, inner: str | None, intent: str, techniques: tuple[str, ...]) -> Variant:
+def _window_loop(
+    task: Task, outer: str | None, inner: str | None, intent: str, techniques: tuple[str, ...]
+) -> Variant:
     """The window as an inner loop."""
     pre, window, post = spec_of(task).split()
-    code = _start(task, outer).loop("j", "out_d1", inner).add(f"float s = {_INIT[window.fn]};").loop("k", str(window.size))
-    code.add(f"long c = {_at(window, 'k')};", "float v = x[r + c];", *statements(pre, Access(column="c", flat="r + c")))
+    code = (
+        _start(task, outer)
+        .loop("j", "out_d1", inner)
+        .add(f"float s = {_INIT[window.fn]};")
+        .loop("k", str(window.size))
+    )
+    code.add(
+        f"long c = {_at(window, 'k')};",
+        "float v = x[r + c];",
+        *statements(pre, Access(column="c", flat="r + c")),
+    )
     code.add(_fold(window, "v", "k")).close().add(f"float v = {_result(window)};")
     return variant(code.add(*statements(post, _OUT), "out[o + j] = v;"), intent, _fused(task), *techniques)
 
 
-def _window_unrolled(task: Task, outer: str | None, inner: str | None, intent: str, techniques: tuple[str, ...]) -> Variant:
+def _window_unrolled(
+    task: Task, outer: str | None, inner: str | None, intent: str, techniques: tuple[str, ...]
+) -> Variant:
     """One statement for each place of the window."""
     pre, window, post = spec_of(task).split()
-    code = _start(task, outer).loop("j", "out_d1", inner).add(f"float s = {_INIT[window.fn]};", "float v = 0.0f;")
+    code = (
+        _start(task, outer)
+        .loop("j", "out_d1", inner)
+        .add(f"float s = {_INIT[window.fn]};", "float v = 0.0f;")
+    )
     for k in range(window.size):
         at = _at(window, str(k))
-        code.add(f"v = x[r + {at}];", *statements(pre, Access(column=at, flat=f"r + {at}")), _fold(window, "v", str(k)))
+        code.add(
+            f"v = x[r + {at}];",
+            *statements(pre, Access(column=at, flat=f"r + {at}")),
+            _fold(window, "v", str(k)),
+        )
     code.add(f"v = {_result(window)};", *statements(post, _OUT), "out[o + j] = v;")
     return variant(code, intent, "unrolled", _fused(task), *techniques)
 
 
-def _window_buffer(task: Task, outer: str | None, inner: str | None, intent: str, techniques: tuple[str, ...]) -> Variant:
+def _window_buffer(
+    task: Task, outer: str | None, inner: str | None, intent: str, techniques: tuple[str, ...]
+) -> Variant:
     """The maps before the window are computed once for a row, into a buffer."""
     pre, window, post = spec_of(task).split()
     code = _start(task, outer).add("float t[x_d1];").loop("j", "x_d1", inner).add("float v = x[r + j];")
     code.add(*statements(pre, Access(column="j", flat="r + j")), "t[j] = v;").close()
     code.loop("j", "out_d1", inner).add(f"float s = {_INIT[window.fn]};")
-    code.add(*(_fold(window, f"t[{_at(window, str(k))}]", str(k)) for k in range(window.size)), f"float v = {_result(window)};")
-    return variant(code.add(*statements(post, _OUT), "out[o + j] = v;"), intent, "cached_row", "unrolled", *techniques)
+    code.add(
+        *(_fold(window, f"t[{_at(window, str(k))}]", str(k)) for k in range(window.size)),
+        f"float v = {_result(window)};",
+    )
+    return variant(
+        code.add(*statements(post, _OUT), "out[o + j] = v;"), intent, "cached_row", "unrolled", *techniques
+    )
 
 
-def _window_separate(task: Task, outer: str | None, inner: str | None, intent: str, techniques: tuple[str, ...]) -> Variant:
+def _window_separate(
+    task: Task, outer: str | None, inner: str | None, intent: str, techniques: tuple[str, ...]
+) -> Variant:
     """The maps after the window as a pass of their own."""
     pre, window, post = spec_of(task).split()
-    code = _start(task, outer).loop("j", "out_d1", inner).add(f"float s = {_INIT[window.fn]};").loop("k", str(window.size))
-    code.add(f"long c = {_at(window, 'k')};", "float v = x[r + c];", *statements(pre, Access(column="c", flat="r + c")))
+    code = (
+        _start(task, outer)
+        .loop("j", "out_d1", inner)
+        .add(f"float s = {_INIT[window.fn]};")
+        .loop("k", str(window.size))
+    )
+    code.add(
+        f"long c = {_at(window, 'k')};",
+        "float v = x[r + c];",
+        *statements(pre, Access(column="c", flat="r + c")),
+    )
     code.add(_fold(window, "v", "k")).close().add(f"out[o + j] = {_result(window)};").close(2)
-    code.loop("i", "x_d0", outer).add("long o = i * out_d1;").loop("j", "out_d1", inner).add("float v = out[o + j];")
-    return variant(code.add(*statements(post, _OUT), "out[o + j] = v;"), "slow", "separate_passes", *techniques)
+    code.loop("i", "x_d0", outer).add("long o = i * out_d1;").loop("j", "out_d1", inner).add(
+        "float v = out[o + j];"
+    )
+    return variant(
+        code.add(*statements(post, _OUT), "out[o + j] = v;"), "slow", "separate_passes", *techniques
+    )
 
 
 def scan_variants(task: Task) -> list[Variant]:
@@ -118,7 +163,12 @@ def _scan_start(task: Task, outer: str | None) -> Code:
 
 def _scan(task: Task, outer: str | None, intent: str, *techniques: str) -> Variant:
     pre, _, post = spec_of(task).split()
-    code = _scan_start(task, outer).add("float s = 0.0f;").loop("j", "x_d1").add("float v = x[r + j];", *statements(pre, _ROW))
+    code = (
+        _scan_start(task, outer)
+        .add("float s = 0.0f;")
+        .loop("j", "x_d1")
+        .add("float v = x[r + j];", *statements(pre, _ROW))
+    )
     code.add("s += v;", "v = s;", *statements(post, _ROW), "out[r + j] = v;")
     return variant(code, intent, _fused(task), *techniques)
 
@@ -135,7 +185,13 @@ def _scan_clause(task: Task, outer: str | None, intent: str, *techniques: str) -
 def _scan_from_start(task: Task, outer: str | None) -> Variant:
     """Every element sums its row from the start again."""
     pre, _, post = spec_of(task).split()
-    code = _scan_start(task, outer).loop("j", "x_d1").add("float s = 0.0f;").loop("k", "j + 1").add("float v = x[r + k];")
+    code = (
+        _scan_start(task, outer)
+        .loop("j", "x_d1")
+        .add("float s = 0.0f;")
+        .loop("k", "j + 1")
+        .add("float v = x[r + k];")
+    )
     code.add(*statements(pre, Access(column="k", flat="r + k")), "s += v;").close()
     code.add("float v = s;", *statements(post, _ROW), "out[r + j] = v;")
     return variant(code, "slow", "recomputed", "parallel" if outer else None)
@@ -146,10 +202,16 @@ def _scan_phases(task: Task, parallel: bool) -> Variant:
     pre, _, post = spec_of(task).split()
     code = _scan_start(task, "parallel for" if parallel else None)
     if pre:
-        code.loop("j", "x_d1", "simd").add("float v = x[r + j];", *statements(pre, _ROW), "out[r + j] = v;").close()
-    code.add("float s = 0.0f;").loop("j", "x_d1").add(f"s += {'out' if pre else 'x'}[r + j];", "out[r + j] = s;").close()
+        code.loop("j", "x_d1", "simd").add(
+            "float v = x[r + j];", *statements(pre, _ROW), "out[r + j] = v;"
+        ).close()
+    code.add("float s = 0.0f;").loop("j", "x_d1").add(
+        f"s += {'out' if pre else 'x'}[r + j];", "out[r + j] = s;"
+    ).close()
     if post:
-        code.loop("j", "x_d1", "simd").add("float v = out[r + j];", *statements(post, _ROW), "out[r + j] = v;").close()
+        code.loop("j", "x_d1", "simd").add(
+            "float v = out[r + j];", *statements(post, _ROW), "out[r + j] = v;"
+        ).close()
     return variant(code, "good", "cached_row", "simd", "parallel" if parallel else None)
 
 

@@ -142,15 +142,18 @@ class _TaskSamples:
     def _phrase(self, topic: SkillTopic) -> SkillDraft:
         return self._pick(topic.phrasings)
 
-    def _taught_by(self, techniques) -> list[SkillTopic]:
-        return [topic for topic in self.topics if set(topic.techniques) & set(techniques)]
+    def _taught_by(self, kernel: JudgedKernel, beyond: JudgedKernel | None = None) -> list[SkillTopic]:
+        """Topics that a kernel is an example of; with `beyond`, those that the other kernel is not."""
+        own = set(kernel.techniques)
+        other = set(beyond.techniques) if beyond is not None else None
+        return [t for t in self.topics if t.techniques <= own and (other is None or not t.techniques <= other)]
 
     def policy(self, *, with_skill: bool) -> Sample:
         style = self.config.style
         skills: list[Skill] = []
         first = self._pick(self.correct)
         if with_skill:
-            taught = self._taught_by(first.techniques)
+            taught = self._taught_by(first)
             if taught:
                 skills = [_skill(self._phrase(self._pick(taught)))]
                 if self.config.max_skills > 1 and self.rng.random() < 0.3:
@@ -180,7 +183,7 @@ class _TaskSamples:
 
     def selections(self) -> list[Sample]:
         best = self._best
-        useful = {t.topic for t in self._taught_by(best.techniques)}
+        useful = {t.topic for t in self._taught_by(best)}
         out = []
         for _ in range(max(1, self.config.samples_per_task // 4)):
             count = int(self.rng.integers(1, min(self.config.headers, len(self.topics)) + 1))
@@ -200,12 +203,12 @@ class _TaskSamples:
             for a in self.correct
             for b in self.correct
             if b.verdict.speedup >= max(self.config.min_gain * a.verdict.speedup, self.config.min_gain)
-            and self._taught_by(set(b.techniques) - set(a.techniques))
+            and self._taught_by(b, beyond=a)
         ]
         out = []
         for i in range(min(len(pairs), max(1, self.config.samples_per_task // 4))):
             first, best = self._pick(pairs)
-            taught = self._taught_by(set(best.techniques) - set(first.techniques))
+            taught = self._taught_by(best, beyond=first)
             injected = [_skill(self._phrase(self._pick(self.topics)))] if i % 2 else []
             draft = self._phrase(self._pick(taught))
             prompt = summary.render(

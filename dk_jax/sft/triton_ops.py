@@ -1,11 +1,14 @@
-"""Triton text of a spec's elementwise stages, and the builder of a candidate module that every kernel generator shares.
+"""Triton text of a spec's elementwise stages, and the builder of a candidate module, which every kernel
+generator shares.
 
-A reference line becomes one statement on the running value `v` (after a line that loads its operand), in the same order and with the
-same constants, so that a small model can translate line by line whatever the composition. What a generator chooses is the schedule.
+A reference line becomes one statement on the running value `v` (after a line that loads its operand), in the
+same order and with the same constants, so that a small model can translate line by line whatever the
+composition. What a generator chooses is the schedule.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -56,7 +59,7 @@ _TEXT_IN_REFERENCE = frozenset(("square", "neg"))
 _COMPOUND = re.compile(r"^(?!tl\.)|^tl\.\w+\([^()]*\).")
 
 # Names that kernels use for themselves; an operand of that name is loaded into NAME_value.
-_TAKEN = frozenset("x v m n k i j c t a b s q row rows cols mask acc out start tl".split())
+_TAKEN = frozenset("x v m n k i j c t a b s q u d w row rows cols mask acc out start tl".split())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,40 +110,44 @@ class Code:
             self.add(*_statements(stage, place))
         return self
 
-    def value(self, segment: Segment, place: Place, *, row: str, shape: str = "(BLOCK,)", row_mask: str = "", unroll: bool = True) -> Code:
+    def value(
+        self, segment: Segment, place: Place, *, row: str = "row", row_mask: str = "", unroll: bool = True
+    ) -> Code:
         """Set `v` to what `segment.before` makes of x at `place`: a load, then maps and windows.
 
         Args:
           segment: what is computed; its `before` may hold windows.
-          place: of the block in the result of `before`.
+          place: of a one-dimensional block in the result of `before`.
           row: row index of the block's elements.
-          shape: text of the block's shape.
-          row_mask: what a load indexed by `row` alone needs, e.g. ", mask=mask" where `row` is a block itself.
+          row_mask: what a load indexed by `row` alone needs, e.g. ", mask=mask" where `row` is a block.
           unroll: whether loops over a window are unrolled.
         """
-        self._value(segment.before, segment.widths, place, row, shape, row_mask, unroll, 0)
-        return self
 
-    def _value(self, stages: Sequence[Stage], widths: tuple[int, ...], place: Place, row: str, shape: str, row_mask: str, unroll: bool, depth: int):  # fmt: skip
-        at = max((index for index, stage in enumerate(stages) if isinstance(stage, Window)), default=None)
-        if at is None:
-            self.add(f"v = {load('x', place.flat, place.mask)}").maps(stages, place)
-            return
-        window, level = stages[at], sum(isinstance(stage, Window) for stage in stages[:at])
-        assert isinstance(window, Window)
-        acc, t, c = (f"{name}{depth or ''}" for name in ("acc", "t", "c"))
-        self.add(f"{acc} = " + (filled(shape, "-inf") if window.fn == "max" else f"tl.zeros({shape}, dtype=tl.float32)"))
-        self.loop(f"{t} in {'tl.static_range' if unroll else 'range'}({window.size})")
-        self.add(f"{c} = {place.column} + {t}" if window.stride == 1 else f"{c} = {place.column} * {window.stride} + {t}")
-        inner = Place(flat=f"{row} * {widths[level] if level else 'cols'} + {c}", column=c, mask=place.mask, column_mask=place.mask)
-        self._value(stages[:at], widths, inner, row, shape, row_mask, unroll, depth + 1)
-        if window.fn == "conv":
-            weight = f"tl.load({window.name}_ptr + {row} * {window.size} + {t}{row_mask})"
-            self.add(f"w = {weight}", f"{acc} += w * v")
-        else:
-            self.add(f"{acc} += v" if window.fn == "avg" else f"{acc} = tl.maximum({acc}, v)")
-        self.close().add(f"v = {acc} / {window.size}.0" if window.fn == "avg" else f"v = {acc}")
-        self.maps(stages[at + 1 :], place)
+        def compute(stages: Sequence[Stage], place: Place, depth: int) -> None:
+            at = max((index for index, stage in enumerate(stages) if isinstance(stage, Window)), default=None)
+            if at is None:
+                self.add(f"v = {load('x', place.flat, place.mask)}").maps(stages, place)
+                return
+            window, level = stages[at], sum(isinstance(stage, Window) for stage in stages[:at])
+            assert isinstance(window, Window)
+            u, t, c = (f"{name}{depth or ''}" for name in "utc")
+            width = segment.widths[level] if level else "cols"
+            column = place.column if window.stride == 1 else f"{place.column} * {window.stride}"
+            self.add(f"{u} = {filled('(BLOCK,)', '-inf' if window.fn == 'max' else '0.0')}")
+            self.loop(f"{t} in {'tl.static_range' if unroll else 'range'}({window.size})")
+            self.add(f"{c} = {column} + {t}")
+            inner = dataclasses.replace(place, flat=f"{row} * {width} + {c}", column=c)
+            compute(stages[:at], inner, depth + 1)
+            if window.fn == "conv":
+                self.add(f"w = {load(window.name, f'{row} * {window.size} + {t}', None)[:-1]}{row_mask})")
+                self.add(f"{u} += w * v")
+            else:
+                self.add(f"{u} += v" if window.fn == "avg" else f"{u} = tl.maximum({u}, v)")
+            self.close().add(f"v = {u} / {window.size}.0" if window.fn == "avg" else f"v = {u}")
+            self.maps(stages[at + 1 :], place)
+
+        compute(segment.before, place, 0)
+        return self
 
 
 def load(name: str, offset: str, mask: str | None, other: str | None = None) -> str:
@@ -150,7 +157,9 @@ def load(name: str, offset: str, mask: str | None, other: str | None = None) -> 
 
 
 def filled(shape: str, value: str) -> str:
-    """Text of a block filled with "-inf" or "inf"."""
+    """Text of a float32 block filled with "0.0", "inf" or "-inf"."""
+    if value == "0.0":
+        return f"tl.zeros({shape}, dtype=tl.float32)"
     return f'tl.full({shape}, float("{value}"), dtype=tl.float32)'
 
 
@@ -171,7 +180,10 @@ def _statements(stage: Stage, place: Place) -> list[str]:
             operand = f"({operand})" if _COMPOUND.search(operand) else operand
     elif stage.factor is not None:
         operand = f"{number(stage.factor)} * {name}"
-    return [f"{name} = {load(stage.name, place.flat, place.mask)}", f"v = {_BINARY[stage.op].format(v='v', y=operand)}"]
+    return [
+        f"{name} = {load(stage.name, place.flat, place.mask)}",
+        f"v = {_BINARY[stage.op].format(v='v', y=operand)}",
+    ]
 
 
 def _unary(fn: str, v: str, constants: tuple[float, ...] = ()) -> str:
@@ -189,7 +201,7 @@ class Module:
         self._sizes: dict[str, int] = {}
 
     def kernel(self, name: str, parameters: Iterable[str], code: Code) -> str:
-        """Add a kernel and return its name, which gets a number if another kernel has it; an equal kernel is not added twice."""
+        """Add a kernel and return its name, made unique by a number; an equal kernel is not added twice."""
         text = f"({', '.join(parameters)}):\n" + "\n".join(code.lines)
         for known, other in self._kernels.items():
             if other == text:
@@ -233,7 +245,13 @@ class Module:
         lines += ["import triton", "import triton.language as tl"]
         for name, kernel in self._kernels.items():
             lines += ["", "", "@triton.jit", f"def {name}{kernel}"]
-        lines += ["", "", "class ModelNew(nn.Module):", "    def __init__(self):", "        super().__init__()"]
+        lines += [
+            "",
+            "",
+            "class ModelNew(nn.Module):",
+            "    def __init__(self):",
+            "        super().__init__()",
+        ]
         for step in walk(spec):
             if isinstance(stage := step.stage, Linear):
                 bias = "" if stage.bias else ", bias=False"

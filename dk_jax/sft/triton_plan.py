@@ -1,7 +1,7 @@
-"""A pipeline cut into segments, each of which one kernel computes: the choice between fused and separate kernels.
+"""A pipeline cut into segments, each of which one kernel computes: fused or separate kernels.
 
-A segment is at most one stage that is not elementwise, with elementwise stages before and after it. Segments read and write whole tensors,
-which have the names that they have in forward.
+A segment is at most one stage that is not elementwise, with elementwise stages before and after it. Segments
+read and write whole tensors, which have the names that they have in forward.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class Segment:
     """Consecutive stages that one kernel computes.
 
     Attributes:
-      before: elementwise stages (and windows, where those were fused) ahead of `core`; all stages of a `map` segment.
-      core: the stage that is not elementwise, or None. Of a `window` segment it is None too: the window is the last of `before`.
+      before: elementwise stages and windows ahead of `core`; all stages of a `map` or `window` segment.
+      core: the stage that is neither elementwise nor a window, or None.
       after: elementwise stages on the result of `core`.
       in_shape: of `source`.
       widths: columns of the input of each window in `before`, then of the result of `before`.
@@ -84,7 +84,11 @@ class Segment:
     def operands(self) -> tuple[str, ...]:
         """Names of what the kernel reads besides x and a matrix product's weights, by first use."""
         stages = [*self.before, *self.after]
-        found = [stage.name for stage in stages if isinstance(stage, Vector | Tensor | Window) and stage.name is not None]
+        found = [
+            stage.name
+            for stage in stages
+            if isinstance(stage, Vector | Tensor | Window) and stage.name is not None
+        ]
         return tuple(dict.fromkeys(found))
 
     @property
@@ -103,8 +107,8 @@ def plan(spec: OpSpec, *, fuse: bool = True, windows: bool = False) -> list[Segm
 
     Args:
       spec: the pipeline.
-      fuse: elementwise stages join the stage before them (or after, at the start); else every stage, and a linear layer's
-        bias, is a segment of its own.
+      fuse: elementwise stages join the stage before them (or after, at the start); else every stage, and a
+        linear layer's bias, is a segment of its own.
       windows: windows, too, are fused into the row reduction or normalisation that follows them.
     """
     return _Planner(spec, fuse, windows).segments

@@ -15,8 +15,10 @@ class BadSkillFile(ValueError):
 
 
 def write_jsonl(path: str | Path, skills: Sequence[Skill]) -> int:
-    """One JSON line a skill: name, description, scope, tags, content, then the rest of the record. Whole or
-    not at all."""
+    """One JSON line a skill; whole or not at all.
+
+    daVinci's name, description, scope, tags and content come first, then the rest of the record.
+    """
     _write(Path(path), "".join(json.dumps(skill.to_dict(), ensure_ascii=False) + "\n" for skill in skills))
     return len(skills)
 
@@ -53,7 +55,9 @@ def read_jsonl(path: str | Path) -> list[tuple[int, Skill]]:
             raise BadSkillFile(f"{where}: {'; '.join(problems)}")
         if skill.status != "rejected":
             if skill.name in seen:
-                raise BadSkillFile(f"{where}: field 'name': {skill.name!r} is already on line {seen[skill.name]}")
+                raise BadSkillFile(
+                    f"{where}: field 'name': {skill.name!r} is already on line {seen[skill.name]}"
+                )
             seen[skill.name] = number
         found.append((number, skill))
     return found

@@ -1,14 +1,14 @@
 """The skill library: an append-only log of events in SQLite, and the skills as they stand, in one file.
 
-    propose, record_evidence, activate, reject, use, ...    stage changes; they are in memory and visible in `staged` alone
-    commit(step)                                            writes them in one transaction; from then on they are the library
-    rollback_to(step)                                       undoes later steps by one more event; nothing is erased
+    propose, record_evidence, activate, reject, use   stage changes in memory; only `staged` shows them
+    commit(step)                                      writes them in one transaction
+    rollback_to(step)                                 undoes later steps by one more event; nothing is erased
 
-A step's skills belong to that step's checkpoint (DESIGN 3.3): commit the library, then save the checkpoint, and on resume
-roll the library back to the checkpoint's step. A kill at any instant leaves a step whole or absent; replaying it from the
-journal gives equal ids and an equal `version`.
+A step's skills belong to that step's checkpoint (DESIGN 3.3): commit the library, then save the checkpoint,
+and on resume roll the library back to the checkpoint's step. A kill at any instant leaves a step whole or
+absent, and replaying it from the journal gives equal ids and an equal `version`.
 
-One process writes at a time, from one thread; others may read. Not here: retrieval, verification, files (see exchange).
+One process writes at a time, from one thread; others may read. Not here: retrieval and verification.
 """
 
 from __future__ import annotations
@@ -25,29 +25,8 @@ from typing import Any
 
 from dk_jax.skills import exchange
 from dk_jax.skills.record import Evidence, Provenance, Skill, SkillDraft, Status, validate_draft
-from dk_jax.skills.view import Event, LibraryView, evidence_data
-
-_SCHEMA_VERSION = 1
-_SCHEMA = f"""
-CREATE TABLE events (
-    seq INTEGER PRIMARY KEY AUTOINCREMENT,
-    step INTEGER NOT NULL,
-    kind TEXT NOT NULL,
-    skill TEXT NOT NULL,
-    data TEXT NOT NULL,
-    time_s REAL NOT NULL
-);
-CREATE TABLE skills (id TEXT PRIMARY KEY, name TEXT NOT NULL, status TEXT NOT NULL, record TEXT NOT NULL);
-CREATE TABLE state (one INTEGER PRIMARY KEY CHECK (one = 1), step INTEGER NOT NULL, version TEXT NOT NULL);
-INSERT INTO state VALUES (1, -1, '');
-CREATE TRIGGER events_are_final BEFORE UPDATE ON events BEGIN SELECT RAISE(ABORT, 'events are append-only'); END;
-CREATE TRIGGER events_stay BEFORE DELETE ON events BEGIN SELECT RAISE(ABORT, 'events are append-only'); END;
-PRAGMA user_version = {_SCHEMA_VERSION};
-"""
-
-
-class LibraryError(RuntimeError):
-    """The library's file can't be read or written. What is staged is kept."""
+from dk_jax.skills.schema import LibraryError, connect
+from dk_jax.skills.view import Event, LibraryView
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -64,7 +43,8 @@ class LoggedEvent:
 class SkillLibrary:
     """A library in the SQLite file `path`, made if it is not there. Use as a context manager, or `close` it.
 
-    Reading (`active`, `get`, `counts`, `step`, `version`, ...) sees committed steps only; `staged` sees the open step too.
+    Reading (`active`, `get`, `counts`, `step`, `version`, ...) sees committed steps only; `staged` sees the
+    open step too.
 
     Raises:
         LibraryError: the file is no library, or of a newer version, or can't be opened.
@@ -74,40 +54,18 @@ class SkillLibrary:
         self.path = Path(path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self._guarded("open it"):
-            self._db = sqlite3.connect(self.path, isolation_level=None, timeout=30.0)
-            try:
-                self._prepare()
-            except BaseException:
-                self._db.close()
-                raise
+            self._db = connect(self.path)
         self._refresh()
-
-    def _prepare(self) -> None:
-        version = self._db.execute("PRAGMA user_version").fetchone()[0]
-        if version > _SCHEMA_VERSION:
-            raise LibraryError(
-                f"{self.path}: written by a newer version (format {version}, this code reads {_SCHEMA_VERSION})"
-            )
-        # WAL lets others read while one writes; FULL makes a commit survive the loss of power.
-        self._db.execute("PRAGMA journal_mode = WAL")
-        self._db.execute("PRAGMA synchronous = FULL")
-        if version == 0:
-            with self._transaction():
-                if self._db.execute("PRAGMA user_version").fetchone()[0] == 0:
-                    for statement in _statements(_SCHEMA):
-                        self._db.execute(statement)
 
     def _refresh(self) -> None:
         """Reads the committed state and drops what is staged."""
         with self._guarded("read it"), self._transaction(write=False):
             step, version = self._db.execute("SELECT step, version FROM state").fetchone()
-            rows = self._db.execute("SELECT record FROM skills ORDER BY id").fetchall()
+            rows = self._db.execute("SELECT record FROM skills ORDER BY length(id), id").fetchall()
             self._last_seq = self._newest_seq()
         self._committed = LibraryView(step=step, version=version)
         self._committed.load(Skill.from_dict(json.loads(record)) for (record,) in rows)
         self.discard()
-
-    # Reading. -------------------------------------------------------------------------------------------------------
 
     @property
     def step(self) -> int:
@@ -164,9 +122,13 @@ class SkillLibrary:
         return view
 
     def history(self, skill_id: str | None = None) -> list[LoggedEvent]:
-        """All events ever committed, oldest first, or those of one skill; undone ones are marked, never missing."""
+        """All events ever committed, oldest first, or those of one skill.
+
+        Undone ones are marked, never missing.
+        """
         with self._guarded("read it"):
-            rows = self._db.execute("SELECT seq, step, kind, skill, data, time_s FROM events ORDER BY seq").fetchall()
+            found = self._db.execute("SELECT seq, step, kind, skill, data, time_s FROM events ORDER BY seq")
+            rows = found.fetchall()
         undone: set[int] = set()
         standing: list[tuple[int, int]] = []
         for seq, step, kind, *_ in rows:
@@ -186,8 +148,6 @@ class SkillLibrary:
             for seq, step, kind, skill, data, time_s in rows
             if skill_id is None or skill == skill_id
         ]
-
-    # Staging. -------------------------------------------------------------------------------------------------------
 
     def propose(
         self,
@@ -227,7 +187,7 @@ class SkillLibrary:
 
     def record_evidence(self, skill_id: str, evidence: Evidence) -> None:
         """Stages the outcome of a verification; rejections keep theirs too."""
-        self._stage("evidence", skill_id, evidence_data(evidence))
+        self._stage("evidence", skill_id, dataclasses.asdict(evidence))
 
     def use(
         self, skill_id: str, *, shown: int = 0, selected: int = 0, log_effects: Sequence[float] = ()
@@ -250,7 +210,7 @@ class SkillLibrary:
 
     def _stage(self, kind: str, skill_id: str, data: dict[str, Any]) -> str:
         # Through JSON and back, so that what is seen now is what will be read later.
-        event = Event(kind=kind, skill=skill_id, data=json.loads(json.dumps(data)))
+        event = Event(kind=kind, skill=skill_id, data=json.loads(json.dumps(data, allow_nan=False)))
         self._staged.apply(event)
         self._events.append(event)
         return skill_id
@@ -260,14 +220,15 @@ class SkillLibrary:
         self._staged = self._committed.copy()
         self._events: list[Event] = []
 
-    # Committing. ----------------------------------------------------------------------------------------------------
-
     def commit(self, step: int) -> str:
-        """Makes what is staged, if only nothing, the library as of `step`. All of it or none; returns the new version.
+        """Makes what is staged, if only nothing, the library as of `step`: all of it or none.
+
+        Returns the new version.
 
         Raises:
             ValueError: `step` is not later than the last one (roll back first to repeat a step).
-            LibraryError: another process committed meanwhile, or the file can't be written; what is staged is kept.
+            LibraryError: another process committed meanwhile, or the file can't be written; what is staged is
+              kept.
         """
         if step <= self.step:
             raise ValueError(
@@ -296,7 +257,9 @@ class SkillLibrary:
             return 0
         view = self.at_step(step)
         with self._writing(f"roll back to step {step}"):
-            self._append(step, [Event(kind="rollback", skill="", data={"from": self.step, "version": self.version})])
+            self._append(
+                step, [Event(kind="rollback", skill="", data={"from": self.step, "version": self.version})]
+            )
             self._db.execute("DELETE FROM skills")
             self._put(view.skills())
             self._db.execute("UPDATE state SET step = ?, version = ?", (view.step, view.version))
@@ -320,8 +283,6 @@ class SkillLibrary:
     def _newest_seq(self) -> int:
         return self._db.execute("SELECT COALESCE(MAX(seq), 0) FROM events").fetchone()[0]
 
-    # Files. ---------------------------------------------------------------------------------------------------------
-
     def export_jsonl(self, path: str | Path, *statuses: Status) -> int:
         """Writes committed skills, of the given statuses or all, as JSONL; returns how many."""
         return exchange.write_jsonl(path, self.skills(*statuses))
@@ -338,7 +299,8 @@ class SkillLibrary:
             status: given to all of them; by default each keeps its own, "candidate" where the file has none.
 
         Raises:
-            exchange.BadSkillFile: a line that is no skill, or a name that is taken; names file, line and field.
+            exchange.BadSkillFile: a line that is no skill, or a name that is taken; names file, line and
+            field.
         """
         numbered = exchange.read_jsonl(path)
         before, events = self._staged.copy(), list(self._events)
@@ -354,16 +316,14 @@ class SkillLibrary:
             raise
         return ids
 
-    # SQLite. --------------------------------------------------------------------------------------------------------
-
     @contextmanager
     def _guarded(self, doing: str) -> Iterator[None]:
         try:
             yield
         except sqlite3.Error as error:
+            hint = "check that it is a skill library, that no other run uses it and that the disk has room"
             raise LibraryError(
-                f"{self.path}: could not {doing}: {error}. Nothing was changed; check that it is a skill library, that "
-                "no other run uses it and that the disk has room, then try again."
+                f"{self.path}: could not {doing}: {error}. Nothing was changed; {hint}, then try again."
             ) from error
 
     @contextmanager
@@ -382,7 +342,8 @@ class SkillLibrary:
         with self._guarded(doing), self._transaction():
             if self._newest_seq() != self._last_seq:
                 raise LibraryError(
-                    f"{self.path}: could not {doing}: another process has written to it since. One run, one library."
+                    f"{self.path}: could not {doing}: another process has written to it since. "
+                    "Give each run a library of its own."
                 )
             yield
             newest = self._newest_seq()
@@ -402,14 +363,3 @@ class SkillLibrary:
 def _chained(version: str, step: int, events: Sequence[Event]) -> str:
     content = json.dumps([version, step, [dataclasses.astuple(event) for event in events]], sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()[:16]
-
-
-def _statements(script: str) -> list[str]:
-    """Splits a script into whole statements; `executescript` would commit the transaction around it."""
-    statements, part = [], ""
-    for line in script.splitlines(keepends=True):
-        part += line
-        if sqlite3.complete_statement(part):
-            statements.append(part)
-            part = ""
-    return statements

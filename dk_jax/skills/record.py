@@ -1,5 +1,4 @@
-"""What a skill is: the text that the summary agent writes, and the record that the library keeps of it
-(DESIGN 4.1)."""
+"""What a skill is: the text that an agent writes, and the record that the library keeps (DESIGN 4.1)."""
 
 from __future__ import annotations
 
@@ -51,8 +50,7 @@ class SkillDraft:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Provenance:
-    """Where a skill comes from: task, step, rollouts, and the code before and after the improvement it
-    names."""
+    """Where a skill comes from, and the code before and after the improvement it names."""
 
     task: str = ""
     step: int = -1
@@ -89,6 +87,11 @@ class Evidence:
     p: float | None = None
     n: int
     reason: str = ""
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Evidence:
+        """From plain data. Raises TypeError naming the field that does not fit."""
+        return _from_plain(cls, data, "evidence")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -198,8 +201,9 @@ def _from_plain(kind: type, data: Any, where: str) -> Any:
 
 
 def sections(content: str) -> dict[str, str]:
-    """The sections of a skill's content by name, in any of the forms "Key Idea: ...", "## Key Idea" and
-    "**Key Idea**".
+    """The sections of a skill's content by name.
+
+    Headings may be written "Key Idea: ...", "## Key Idea" or "**Key Idea**".
 
     A heading begins a line. Text before the first heading belongs to no section; a section named twice is
     joined.

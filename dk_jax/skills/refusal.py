@@ -1,11 +1,10 @@
-"""Skills that are refused whatever they would earn: those that tell the model not to write a kernel, or to
-cheat.
+"""Skills that are refused whatever they would earn: advice not to write a kernel, or to cheat.
 
 A skill must teach how to write a faster kernel. One that says "call torch.matmul instead" would bring the
 judged work back into the framework, one that says "cache the output between calls" would attack the judge.
 The sandbox catches such candidates; this keeps the advice out of the library and out of every later prompt.
-The rules read sentences, not code
-semantics: they are a first gate, and verification by measured kernels is the second.
+The rules read sentences, not code semantics: they are a first gate, and verification by measured kernels is
+the second.
 """
 
 from __future__ import annotations
@@ -50,7 +49,8 @@ _CHEATS = tuple(
     (re.compile(pattern), reason)
     for reason, pattern in {
         "reuses results between calls": (
-            r"\b(?:cache|memoi[sz]e|reuse|store|remember|replay)\b.*\b(?<!partial )(?<!intermediate )(?:outputs?|results?|answers?)\b"
+            r"\b(?:cache|memoi[sz]e|reuse|store|remember|replay)\b"
+            r".*\b(?<!partial )(?<!intermediate )(?:outputs?|results?|answers?)\b"
             r".*\b(?:calls|invocations|trials|runs|(?:last|previous|earlier)\s+call)\b"
         ),
         "detects the judge": (
@@ -78,7 +78,8 @@ _KERNEL_CODE = re.compile(
     r'@triton|\btl\.|__global__|extern\s+"c"|#pragma|\bfor\s*\(|\bload_inline\b|<<<|_mm\d*_|__restrict__|\[grid\]'
 )
 _SENTENCE = re.compile(r"[.!?;:](?=\s|$)|\n")
-# The patterns take up to cubic time in a sentence's length, and a model wrote it: long ones are read in pieces.
+# The patterns take up to cubic time in a sentence's length, and a model wrote it: long ones are read in
+# pieces.
 _MAX_SENTENCE_CHARS = 300
 
 

@@ -7,14 +7,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from dk_jax.skills.record import (
-    MAX_NAME_CHARS,
-    STATUSES,
-    Evidence,
-    Skill,
-    SkillDraft,
-    Status,
-)
+from dk_jax.skills.record import MAX_NAME_CHARS, STATUSES, Evidence, Skill, SkillDraft, Status
 
 # Where a skill may go from each status. Rejected and retired ones stay in the log, and stay what they are.
 _NEXT: dict[Status, tuple[Status, ...]] = {
@@ -44,7 +37,8 @@ class LibraryView:
 
     Attributes:
         step: the last committed step in it, -1 before any.
-        version: a digest of everything committed up to that step, "" before any. Equal histories have equal versions.
+        version: a digest of everything committed up to that step, "" before any. Equal histories have equal
+          versions.
     """
 
     def __init__(self, *, step: int = -1, version: str = ""):
@@ -87,7 +81,10 @@ class LibraryView:
         return len(self._skills)
 
     def counts(self) -> dict[str, int]:
-        """Skills by status, and `proposed` (all of them) and `verified` (accepted at least once by a verification)."""
+        """Skills by status, and `proposed` and `verified`.
+
+        Proposed are all of them; verified those that a verification accepted at least once.
+        """
         found = {status: 0 for status in STATUSES}
         verified = 0
         for skill in self._skills.values():
@@ -105,7 +102,7 @@ class LibraryView:
         return free
 
     def duplicate_of(self, draft: SkillDraft) -> Skill | None:
-        """The candidate, active or dormant skill that says the same in the same words, white space and case apart."""
+        """The candidate, active or dormant skill with the same content, white space and case apart."""
         wanted = _folded(draft.content)
         known = self.skills("candidate", "active", "dormant")
         return next((skill for skill in known if _folded(skill.content) == wanted), None)
@@ -126,8 +123,7 @@ class LibraryView:
             return
         skill = self.by_id(event.skill)
         if event.kind == "evidence":
-            evidence = Skill.from_dict({**skill.draft.__dict__, "evidence": [event.data]}).evidence
-            skill = dataclasses.replace(skill, evidence=skill.evidence + evidence)
+            skill = dataclasses.replace(skill, evidence=(*skill.evidence, Evidence.from_dict(event.data)))
         elif event.kind == "usage":
             usage = skill.usage.plus(**{**event.data, "log_effects": tuple(event.data["log_effects"])})
             skill = dataclasses.replace(skill, usage=usage)
@@ -165,8 +161,3 @@ class LibraryView:
 
 def _folded(text: str) -> str:
     return re.sub(r"\s+", " ", text).strip().lower()
-
-
-def evidence_data(evidence: Evidence) -> dict[str, Any]:
-    """The data of an evidence event."""
-    return dataclasses.asdict(evidence)

@@ -1,1 +1,1 @@
-"""What is to be optimised: tasks, the built-in suite, a generator of more, and a loader of KernelBench directories."""
+"""What is to be optimised: tasks, the built-in suite, a generator of more, a loader of KernelBench files."""

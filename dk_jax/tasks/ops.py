@@ -5,8 +5,21 @@ A text has the placeholder {x} for the value it is applied to, and {a}, {b} for 
 
 from __future__ import annotations
 
-from dk_jax.tasks.spec import Cumsum, Linear, Matmul, RowNorm, RowReduce, Scalar, Stage, Tensor, Transpose, Unary, Vector, Window
-from dk_jax.tasks.spec import ColReduce as _ColReduce
+from dk_jax.tasks.spec import (
+    ColReduce,
+    Cumsum,
+    Linear,
+    Matmul,
+    RowNorm,
+    RowReduce,
+    Scalar,
+    Stage,
+    Tensor,
+    Transpose,
+    Unary,
+    Vector,
+    Window,
+)
 
 UNARY: dict[str, str] = {
     "relu": "torch.relu({x})",
@@ -75,7 +88,8 @@ _BINARY: dict[str, str] = {
 
 
 def number(value: float) -> str:
-    """A constant as both Python and C++ write it: the shortest text that reads back equal, always with a point."""
+    """A constant as both Python and C++ write it: the shortest text that reads back equal, always with a
+    point."""
     return repr(float(value))
 
 
@@ -86,7 +100,9 @@ def torch_text(stage: Stage, x: str = "x") -> str:
       ValueError: the stage names a function that is not listed here.
     """
     if isinstance(stage, Unary):
-        return _lookup(UNARY, stage.fn).format(x=x, **dict(zip("ab", map(number, stage.constants), strict=False)))
+        return _lookup(UNARY, stage.fn).format(
+            x=x, **dict(zip("ab", map(number, stage.constants), strict=False))
+        )
     if isinstance(stage, Scalar):
         if stage.op == "maximum":
             return f"torch.clamp({x}, min={number(stage.value)})"
@@ -104,7 +120,7 @@ def torch_text(stage: Stage, x: str = "x") -> str:
         return _lookup(ROW_NORMS, stage.fn).format(x=x)
     if isinstance(stage, RowReduce):
         return _lookup(REDUCTIONS, stage.fn).format(x=x, dim=-1)
-    if isinstance(stage, _ColReduce):
+    if isinstance(stage, ColReduce):
         return _lookup(REDUCTIONS, stage.fn).format(x=x, dim=0)
     if isinstance(stage, Linear):
         return f"self.{stage.name}({x})"

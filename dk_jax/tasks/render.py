@@ -1,4 +1,5 @@
-"""Spec -> reference source in KernelBench form: a `Model`, `get_inputs` and `get_init_inputs`, one operation a line."""
+"""Spec -> reference source in KernelBench form: a `Model`, `get_inputs` and `get_init_inputs`, one operation
+a line."""
 
 from __future__ import annotations
 
@@ -15,16 +16,24 @@ def render_reference(spec: OpSpec, title: str) -> str:
     """
     body = forward_lines(spec)
     inputs = [argument for argument in spec.arguments if not argument.parameter]
-    layers = [
-        f"self.{step.stage.name} = nn.Linear({step.before[1]}, {step.stage.width}{'' if step.stage.bias else ', bias=False'})"
-        for step in walk(spec)
-        if isinstance(step.stage, Linear)
-    ]
+    layers = []
+    for step in walk(spec):
+        if isinstance(step.stage, Linear):
+            bias = "" if step.stage.bias else ", bias=False"
+            layers.append(f"self.{step.stage.name} = nn.Linear({step.before[1]}, {step.stage.width}{bias})")
     names = ", ".join(argument.name for argument in inputs)
     lines = ["import torch", "import torch.nn as nn"]
     if any("F." in line for line in body):
         lines.append("import torch.nn.functional as F")
-    lines += ["", "", "class Model(nn.Module):", f'    """{title}"""', "", "    def __init__(self):", "        super().__init__()"]
+    lines += [
+        "",
+        "",
+        "class Model(nn.Module):",
+        f'    """{title}"""',
+        "",
+        "    def __init__(self):",
+        "        super().__init__()",
+    ]
     lines += [f"        {layer}" for layer in layers]
     lines += ["", f"    def forward(self, {names}):"]
     lines += [f"        {line}" for line in body] + ["        return x"]
@@ -46,7 +55,11 @@ def _lines(stages: tuple[Stage, ...], variable: str) -> list[str]:
     for stage in stages:
         if isinstance(stage, Branch):
             first, *rest = stage.stages or (None,)
-            lines.append(f"{stage.name} = {variable}" if first is None else f"{stage.name} = {torch_text(first, variable)}")
+            lines.append(
+                f"{stage.name} = {variable}"
+                if first is None
+                else f"{stage.name} = {torch_text(first, variable)}"
+            )
             lines += _lines(tuple(rest), stage.name)
         else:
             lines.append(f"{variable} = {torch_text(stage, variable)}")

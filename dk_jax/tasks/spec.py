@@ -1,8 +1,9 @@
 """A symbolic description of a task: what to compute, and nothing about how.
 
-An `OpSpec` is a pipeline. The running value starts as the argument `x` of shape [rows, cols]; each stage replaces it, and what is left at the
-end is the result. `Branch` sets the running value aside under a name (a residual, a gate), and a later `Tensor` stage reads it back.
-Three renderers work from it: the PyTorch reference (`tasks.render`), C++ kernels (`sft.cpp_kernels`) and Triton modules.
+An `OpSpec` is a pipeline. The running value starts as the argument `x` of shape [rows, cols]; each stage
+replaces it, and what is left at the end is the result. `Branch` sets the running value aside under a name (a
+residual, a gate), and a later `Tensor` stage reads it back. Three renderers work from it: the PyTorch
+reference (`tasks.render`), C++ kernels (`sft.cpp_kernels`) and Triton modules.
 
     stage           running value            operands                            reference line
     Unary           any -> same                                                  x = torch.relu(x)
@@ -19,7 +20,8 @@ Three renderers work from it: the PyTorch reference (`tasks.render`), C++ kernel
     Cumsum          [R, C] -> [R, C]                                             x = torch.cumsum(x, dim=-1)
     Branch          unchanged                what its own stages name            r = x
 
-Everything is float32 and contiguous. What the names of functions mean numerically is said once, in `tasks.ops`.
+Everything is float32 and contiguous. What the names of functions mean numerically is said once, in
+`tasks.ops`.
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ Draw = Literal["normal", "shifted", "uniform", "positive", "small", "wide"]  # s
 
 @dataclass(frozen=True, kw_only=True)
 class Unary:
-    """x = fn(x), elementwise; `constants` are the function's own numbers (slope of a leaky ReLU, bounds of a clamp)."""
+    """x = fn(x), elementwise; `constants` are the function's own numbers (slope of a leaky ReLU, bounds of a
+    clamp)."""
 
     fn: str
     constants: tuple[float, ...] = ()
@@ -61,7 +64,8 @@ class Vector:
 
 @dataclass(frozen=True, kw_only=True)
 class Tensor:
-    """x = x op fn(NAME) (or x op factor * NAME); NAME is a branch, or else an argument of the running value's shape.
+    """x = x op fn(NAME) (or x op factor * NAME); NAME is a branch, or else an argument of the running value's
+    shape.
 
     Attributes:
       fn: unary function applied to the operand, or None.
@@ -77,7 +81,8 @@ class Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class RowNorm:
-    """x = fn(x) row by row, shape kept: softmax, log_softmax, layer_norm, rms_norm, l2_normalize, l1_normalize, center, max_shift."""
+    """x = fn(x) row by row, shape kept: softmax, log_softmax, layer_norm, rms_norm, l2_normalize,
+    l1_normalize, center, max_shift."""
 
     fn: str
 
@@ -98,7 +103,8 @@ class ColReduce:
 
 @dataclass(frozen=True, kw_only=True)
 class Linear:
-    """x = nn.Linear(columns, width)(x); parameters NAME.weight [width, columns] and, with `bias`, NAME.bias [width]."""
+    """x = nn.Linear(columns, width)(x); parameters NAME.weight [width, columns] and, with `bias`, NAME.bias
+    [width]."""
 
     name: str
     width: int
@@ -122,7 +128,8 @@ class Transpose:
 
 @dataclass(frozen=True, kw_only=True)
 class Window:
-    """A window of `size` along each row. avg, max: `stride` 1 or `size`, no padding; conv: row i convolved with NAME[i, 0, :], stride 1."""
+    """A window of `size` along each row. avg, max: `stride` 1 or `size`, no padding; conv: row i convolved
+    with NAME[i, 0, :], stride 1."""
 
     fn: Literal["avg", "max", "conv"]
     size: int
@@ -145,7 +152,19 @@ class Branch:
 
 MapStage = Unary | Scalar | Vector | Tensor
 Stage = (
-    Unary | Scalar | Vector | Tensor | RowNorm | RowReduce | ColReduce | Linear | Matmul | Transpose | Window | Cumsum | Branch
+    Unary
+    | Scalar
+    | Vector
+    | Tensor
+    | RowNorm
+    | RowReduce
+    | ColReduce
+    | Linear
+    | Matmul
+    | Transpose
+    | Window
+    | Cumsum
+    | Branch
 )
 
 _KINDS: dict[type, Kind] = {
@@ -199,7 +218,8 @@ class OpSpec:
 
     @property
     def arguments(self) -> tuple[Argument, ...]:
-        """Tensors of the C signature in its order: forward's arguments by first use, then parameters by definition."""
+        """Tensors of the C signature in its order: forward's arguments by first use, then parameters by
+        definition."""
         found = [Argument(name="x", shape=(self.rows, self.cols), draw=self.draw)]
         found += [argument for step in walk(self) for argument in step.operands]
         return tuple(a for a in found if not a.parameter) + tuple(a for a in found if a.parameter)
@@ -212,7 +232,8 @@ class OpSpec:
 
     @property
     def kind(self) -> Kind:
-        """`map` if every stage is elementwise, the kind of the only other stage if there is one, else `block`."""
+        """`map` if every stage is elementwise, the kind of the only other stage if there is one, else
+        `block`."""
         others = [stage for stage in self.stages if not is_map(stage)]
         if not others:
             return "map"
@@ -220,7 +241,8 @@ class OpSpec:
 
     @property
     def structure(self) -> tuple:
-        """What is composed with what: hashable, free of sizes, constants and names. Equal structures are the same task in another size."""
+        """What is composed with what: hashable, free of sizes, constants and names. Equal structures are the
+        same task in another size."""
         return tuple(_stage_structure(stage, _branch_names(self.stages)) for stage in self.stages)
 
     def split(self) -> tuple[tuple[MapStage, ...], Stage, tuple[MapStage, ...]]:
@@ -231,13 +253,16 @@ class OpSpec:
         """
         at = [index for index, stage in enumerate(self.stages) if not is_map(stage)]
         if len(at) != 1:
-            raise ValueError(f"split() needs exactly one stage that is not a map; this pipeline has {len(at)}")
+            raise ValueError(
+                f"split() needs exactly one stage that is not a map; this pipeline has {len(at)}"
+            )
         return self.stages[: at[0]], self.stages[at[0]], self.stages[at[0] + 1 :]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """One stage met while walking a pipeline: the variable it writes, shapes before and after, and the arguments it brings in.
+    """One stage met while walking a pipeline: the variable it writes, shapes before and after, and the
+    arguments it brings in.
 
     `branch` is the name of the branch that the stage belongs to, or None on the main line.
     """
@@ -284,7 +309,8 @@ def _effect(stage: Stage, shape: Shape, known: set[str]) -> tuple[tuple[Argument
     if isinstance(stage, Tensor):
         if stage.fn is not None and stage.factor is not None:
             raise ValueError(f"Tensor({stage.name!r}) has both fn and factor: give one")
-        return () if stage.name in known else (Argument(name=stage.name, shape=shape, draw=stage.draw),), shape
+        argument = Argument(name=stage.name, shape=shape, draw=stage.draw)
+        return () if stage.name in known else (argument,), shape
     if len(shape) != 2:
         raise ValueError(f"{type(stage).__name__} needs a value of two dimensions, but meets {shape}")
     rows, cols = shape
@@ -323,7 +349,12 @@ def _stage_structure(stage: Stage, branches: frozenset[str]) -> tuple:
     if isinstance(stage, Vector):
         return ("vector", stage.op)
     if isinstance(stage, Tensor):
-        return ("branch" if stage.name in branches else "tensor", stage.op, stage.fn, stage.factor is not None)
+        return (
+            "branch" if stage.name in branches else "tensor",
+            stage.op,
+            stage.fn,
+            stage.factor is not None,
+        )
     if isinstance(stage, RowNorm | RowReduce | ColReduce):
         return (type(stage).__name__, stage.fn)
     if isinstance(stage, Linear):

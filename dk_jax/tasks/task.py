@@ -40,7 +40,8 @@ class Task:
 
     @property
     def arguments(self) -> tuple[tuple[str, Shape], ...]:
-        """(name, shape) of each tensor of the C signature: forward's arguments, then parameters; empty without a spec."""
+        """(name, shape) of each tensor of the C signature: forward's arguments, then parameters; empty
+        without a spec."""
         return () if self.spec is None else tuple((a.name, a.shape) for a in self.spec.arguments)
 
     @property
@@ -52,15 +53,16 @@ class Task:
         """
         if self.spec is None:
             raise ValueError(
-                f"task {self.name!r} was read from a file and has no spec: evaluate a candidate with form='kernel' and "
-                "read kernel_signature from the result, or write a module"
+                f"task {self.name!r} was read from a file and has no spec: evaluate a candidate with "
+                "form='kernel' and read kernel_signature from the result, or write a module"
             )
         arguments = ", ".join(f"const float* {argument.name}" for argument in self.spec.arguments)
         return f'extern "C" void kernel({arguments}, float* out)'
 
     @cached_property
     def compact(self) -> str:
-        """The task in few tokens for a small model: shapes, forward's statements without prefixes, and the C signature."""
+        """The task in few tokens for a small model: shapes, forward's statements without prefixes, and the C
+        signature."""
         lines = [re.sub(r"\b(?:self|torch|F|nn)\.", "", line) for line in _forward_statements(self)]
         if self.spec is None:
             return "\n".join(lines)
@@ -126,7 +128,9 @@ class Suite:
         for task in self.tasks:
             if task.name == name:
                 return task
-        raise KeyError(f"no task {name!r}; the suite has {len(self.tasks)} tasks such as {self.tasks[0].name if self.tasks else '(none)'}")
+        raise KeyError(
+            f"no task {name!r} among the suite's {len(self.tasks)}; names are those of Suite.tasks"
+        )
 
     def siblings(self, task: Task) -> tuple[Task, ...]:
         """The other tasks of a task's family, in suite order."""
@@ -141,4 +145,6 @@ def _forward_statements(task: Task) -> list[str]:
             if len(body) > 1 and isinstance(body[-1], ast.Return) and isinstance(body[-1].value, ast.Name):
                 body = body[:-1]
             return [line for statement in body for line in ast.unparse(statement).splitlines()]
-    raise ValueError(f"task {task.name!r} has no forward method: its reference must define class Model with forward")
+    raise ValueError(
+        f"task {task.name!r} has no forward method: its reference must define class Model with forward"
+    )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+import jax
 import numpy as np
 
 from dk_jax.models.config import AGENTS
@@ -20,6 +21,18 @@ from dk_jax.rl.rewards import selection_rewards, summary_rewards
 from dk_jax.rollout.episode import StepRollouts
 from dk_jax.rollout.trajectory import Trajectory, derive_seed
 from dk_jax.train.batch import Row
+
+
+# Compiled whole: run op by op, each new number of trajectories would compile dozens of tiny programs.
+_returns = jax.jit(discounted_returns, static_argnames="gamma")
+_policy_advantages = jax.jit(policy_advantages)
+_selection_advantages = jax.jit(selection_advantages)
+_summary_advantages = jax.jit(summary_advantages)
+_degenerate = jax.jit(degenerate_groups, static_argnames="min_std")
+_selection_rewards = jax.jit(selection_rewards, static_argnames="format_penalty")
+_summary_rewards = jax.jit(summary_rewards, static_argnames=("cap", "format_penalty"))
+_profiling = jax.jit(profiling_rejection, static_argnames=("threshold", "width"))
+_weights = jax.jit(sequence_weights, static_argnames=("weights", "scale"))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,7 +69,7 @@ def assign(rollouts: StepRollouts, *, config: CreditConfig, seed: int, step: int
     if not kept:
         return [], metrics
     weights = np.asarray(
-        sequence_weights(agents, np.ones(len(kept), bool), weights=config.weights, scale=config.loss_scale)
+        _weights(agents, np.ones(len(kept), bool), weights=tuple(config.weights), scale=config.loss_scale)
     )
     return [_row(t, float(w)) for t, w in zip(kept, weights, strict=True)], metrics
 
@@ -81,9 +94,9 @@ def _policy(policy: list[Trajectory], config: CreditConfig, metrics: dict[str, f
         return []
     rewards, mask = _padded([t.rewards for t in policy])
     groups = _ids([t.group for t in policy])
-    returns = np.asarray(discounted_returns(rewards, mask, config.gamma))
-    advantages = np.array(policy_advantages(returns, mask, groups))
-    found = degenerate_groups(returns, groups, mask, min_std=config.min_group_std)
+    returns = np.asarray(_returns(rewards, mask, gamma=config.gamma))
+    advantages = np.array(_policy_advantages(returns, mask, groups))
+    found = _degenerate(returns, groups, mask, min_std=config.min_group_std)
     keep = np.asarray(found.keep)
     metrics["policy_groups_dropped"] = float(found.dropped) / max(float(found.groups), 1.0)
     if config.profiling_low > 0:
@@ -91,7 +104,7 @@ def _policy(policy: list[Trajectory], config: CreditConfig, metrics: dict[str, f
         correct, _ = _padded([[float(v.correct) for v in t.verdicts] for t in policy])
         rng = np.random.default_rng(derive_seed(seed, "profiling", step))
         stays = np.asarray(
-            profiling_rejection(
+            _profiling(
                 coverage,
                 correct > 0,
                 rng.random(coverage.shape, np.float32),
@@ -126,10 +139,10 @@ def _selection(
             mask[s, i, : len(row)] = True
     malformed = np.array([key in sampled and bool(sampled[key].turns[-1].error) for key in keys])
     is_null = np.array([key not in sampled for key in keys])
-    rewards = np.asarray(selection_rewards(values, mask, malformed, format_penalty=config.format_penalty))
+    rewards = np.asarray(_selection_rewards(values, mask, malformed, format_penalty=config.format_penalty))
     groups = _ids([key[0] for key in keys])
-    advantages = np.asarray(selection_advantages(rewards, groups, is_null))
-    found = degenerate_groups(rewards, groups, min_std=config.min_group_std)
+    advantages = np.asarray(_selection_advantages(rewards, groups, is_null))
+    found = _degenerate(rewards, groups, min_std=config.min_group_std)
     metrics["selection_groups_dropped"] = float(found.dropped) / max(float(found.groups), 1.0)
     kept = []
     for s, key in enumerate(keys):
@@ -160,14 +173,14 @@ def _summary(rollouts: StepRollouts, config: CreditConfig, metrics: dict[str, fl
             accepted[i, j] = proposal.accepted
     malformed = np.array([bool(call.turns[-1].error) for call in calls])
     rewards = np.asarray(
-        summary_rewards(effects, accepted, malformed, cap=config.summary_cap, format_penalty=config.format_penalty)
+        _summary_rewards(effects, accepted, malformed, cap=config.summary_cap, format_penalty=config.format_penalty)
     )
     if all(call.rewards for call in calls):
         # Read back from a file: verification is over, and its verdict is the reward that was written down.
         rewards = np.array([call.rewards[0] for call in calls], np.float32)
     groups = _ids([call.group for call in calls])
-    advantages = np.asarray(summary_advantages(rewards, groups))
-    found = degenerate_groups(rewards, groups, min_std=config.min_group_std)
+    advantages = np.asarray(_summary_advantages(rewards, groups))
+    found = _degenerate(rewards, groups, min_std=config.min_group_std)
     for i, call in enumerate(calls):
         call.rewards, call.advantages = [float(rewards[i])], [float(advantages[i])]
     metrics["summary_reward"] = float(rewards.mean())

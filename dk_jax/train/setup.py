@@ -51,8 +51,7 @@ def load_tasks(cfg: ConfigDict) -> TaskSets:
     if cfg.tasks.source == "builtin":
         suite = builtin_suite(cfg.tasks.size)
         tasks = [t for t in suite.tasks if t.level in levels]
-        excluded = tuple(dict.fromkeys(t.family for t in suite.held_out))
-        generated = generate_tasks(cfg.seed, cfg.tasks.generated, cfg.tasks.size, excluded) if cfg.tasks.generated else []
+        generated = generate_tasks(cfg.seed, cfg.tasks.generated, cfg.tasks.size) if cfg.tasks.generated else []
     elif cfg.tasks.source == "kernelbench":
         tasks, generated = load_kernelbench(Path(cfg.tasks.directory), tuple(sorted(levels))), []
     else:

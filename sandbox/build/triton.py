@@ -211,17 +211,21 @@ class CompileReport:
         """True if every launched kernel compiles, False if one does not, None if no launch was reached."""
         return all(not self.error(kernel) for kernel in self.kernels) if self.builds else None
 
-    def summary(self) -> str:
-        """One or two lines for the feedback: `compiles for sm_90: yes (2 kernels)`."""
+    def summary_parts(self) -> tuple[str, str]:
+        """The finding in the judge's words, and the compiler's or candidate's text behind it, if any."""
+        head = f"compiles for {self.arch}:"
         if self.compiles is None:
-            reason = self.stopped or "forward launched no kernel"
-            return f"compiles for {self.arch}: unknown ({reason[:300]})"
+            return f"{head} unknown, no kernel was launched", self.stopped
         if self.compiles:
             count = len(self.kernels)
-            text = f"compiles for {self.arch}: yes ({count} kernel{'s' if count > 1 else ''})"
-            return text + (f", as far as forward ran ({self.stopped[:200]})" if self.stopped else "")
+            partly = ", as far as forward ran" if self.stopped else ""
+            return f"{head} yes ({count} kernel{'s' if count > 1 else ''}{partly})", self.stopped
         broken = next(kernel for kernel in self.kernels if self.error(kernel))
-        return f"compiles for {self.arch}: no; kernel {broken}: {self.error(broken)[:800]}"
+        return f"{head} no", f"kernel {broken}: {self.error(broken)}"
+
+    def summary(self) -> str:
+        """One line or more for a person: `compiles for sm_90: yes (2 kernels)`."""
+        return ": ".join(filter(None, self.summary_parts()))[:1200]
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for a frame."""
@@ -250,7 +254,16 @@ def capability_of(arch: str) -> int:
     return int(digits)
 
 
-def _message(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
+    """The compiler's words and the line they are about, without the excerpt that Triton puts before them."""
+    inner = error
+    while not getattr(inner, "error_message", None) and inner.__cause__ is not None:
+        inner = inner.__cause__
+    said, node, source = (getattr(inner, name, None) for name in ("error_message", "node", "src"))
+    if said and source and hasattr(node, "lineno"):
+        lines = source.splitlines()
+        line = lines[node.lineno - 1].strip() if node.lineno <= len(lines) else ""
+        return f"{type(inner).__name__}: {said} in line {node.lineno} of {lines[0].strip()[:80]}\n{line}"
     text = str(error).strip() or repr(error)
     return text if type(error).__name__ in text else f"{type(error).__name__}: {text}"
 
@@ -266,6 +279,10 @@ class AotDevice(CpuDevice):
     arch: str = "sm_90"
     _builds: list[KernelBuild] = field(default_factory=list)
     _tuning: bool = False
+
+    def refuse(self, source: str, dtype: str) -> str | None:
+        """Compiling refuses nothing: what a GPU can run may be compiled."""
+        return None
 
     def before_load(self) -> None:
         """Puts a driver for `arch` in place of the machine's. Call before the candidate's module is
@@ -320,46 +337,35 @@ class AotDevice(CpuDevice):
         driver.set_active(CompileOnlyDriver())
         compile_for_real = getattr(compiler.compile, "replaced", compiler.compile)
 
-        def no_launch(*args: Any, **kwargs: Any) -> None:
-            return
-
-        def compile_and_record(
-            src: Any, target: Any = None, options: dict | None = None, **kwargs: Any
-        ) -> Any:
-            start, name = time.monotonic(), getattr(getattr(src, "fn", None), "__name__", "kernel")
-            try:
-                kernel = compile_for_real(src, target=target, options=options, **kwargs)
-            except Exception as error:
-                self._builds.append(
-                    KernelBuild(
-                        kernel=name,
-                        error=_message(error),
-                        tuning=self._tuning,
-                        seconds=time.monotonic() - start,
-                    )
-                )
-                if self._tuning:
-                    raise
-                return _FailedKernel()
-            shared, limit = kernel.metadata.shared, _SHARED_LIMIT_BYTES.get(self.arch.rstrip("af"))
-            error_text = ""
-            if limit is not None and shared > limit:
-                error_text = f"needs {shared} bytes of shared memory, a block on {self.arch} may use {limit}"
-            self._builds.append(
-                KernelBuild(
-                    kernel=name,
-                    error=error_text,
-                    tuning=self._tuning,
-                    num_warps=kernel.metadata.num_warps,
-                    shared_bytes=shared,
-                    seconds=time.monotonic() - start,
-                )
-            )
-            kernel.module, kernel.function, kernel._run = 0, 0, no_launch
-            return kernel
+        def compile_and_record(src: Any, target: Any = None, options: Any = None, **kwargs: Any) -> Any:
+            return self._compile(compile_for_real, src, target=target, options=options, **kwargs)
 
         compile_and_record.replaced = compile_for_real
         compiler.compile = front.compile = compile_and_record
+
+    def _compile(self, compile_for_real: Callable[..., Any], src: Any, **kwargs: Any) -> Any:
+        """Compiles one specialisation, records the outcome, returns a kernel whose launch does nothing."""
+        start, shared, num_warps, problem = time.monotonic(), None, None, ""
+        try:
+            kernel = compile_for_real(src, **kwargs)
+        except Exception as error:
+            if self._tuning:
+                self._record(src, start, error=error_text(error))
+                raise
+            kernel, problem = _FailedKernel(), error_text(error)
+        else:
+            shared, num_warps = kernel.metadata.shared, kernel.metadata.num_warps
+            limit = _SHARED_LIMIT_BYTES.get(self.arch.rstrip("af"))
+            if limit is not None and shared > limit:
+                problem = f"needs {shared} bytes of shared memory, a block on {self.arch} may use {limit}"
+            kernel.module, kernel.function, kernel._run = 0, 0, lambda *args, **kwargs: None
+        self._record(src, start, error=problem, num_warps=num_warps, shared_bytes=shared)
+        return kernel
+
+    def _record(self, src: Any, start: float, **facts: Any) -> None:
+        name = getattr(getattr(src, "fn", None), "__name__", "kernel")
+        seconds = time.monotonic() - start
+        self._builds.append(KernelBuild(kernel=name, tuning=self._tuning, seconds=seconds, **facts))
 
     def compile_report(self, call: Callable[..., Any], args: Sequence[Any]) -> CompileReport:
         """Runs `call(*args)` once, compiling instead of launching.
@@ -375,7 +381,7 @@ class AotDevice(CpuDevice):
         try:
             call(*args)
         except Exception as error:
-            stopped = _message(error)
+            stopped = error_text(error)
         return CompileReport(arch=self.arch, builds=tuple(self._builds), stopped=stopped)
 
 

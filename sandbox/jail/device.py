@@ -19,7 +19,10 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from sandbox.verdict.coverage import OwnKernel
 
 
 class BuildError(RuntimeError):
@@ -41,11 +44,19 @@ class Block:
 
 @dataclass(frozen=True, kw_only=True)
 class KernelSample:
-    """One kernel (all its launches in one call) as a profiler saw it; `ms` is device time."""
+    """One kernel (all its equal launches in one call) as a profiler saw it; `ms` is device time.
+
+    Attributes:
+      kind: "kernel", or "memcpy" and "memset": device time, but nobody's kernel.
+      block_threads, registers: of each launch, where the profiler knows; they tell kernels of one name apart.
+    """
 
     name: str
     ms: float
     launches: int = 1
+    kind: str = "kernel"
+    block_threads: int | None = None
+    registers: int | None = None
 
 
 class Device(Protocol):
@@ -55,6 +66,12 @@ class Device(Protocol):
     """"cpu" or "cuda:N": also what `torch.device` accepts."""
     honest_clock: bool
     """False where a measured time says nothing about the kernel (Triton's interpreter)."""
+
+    build_s: float
+    """Seconds that the module has spent compiling so far, inside hooks of this device."""
+
+    def refuse(self, source: str, dtype: str) -> str | None:
+        """Why this device would judge a candidate's module wrongly, or None if it can judge it."""
 
     def before_load(self) -> None:
         """Prepares environment variables and import hooks; must not touch the accelerator."""
@@ -94,6 +111,9 @@ class Device(Protocol):
     def profile(self, call: Callable[..., Any], args: Sequence[Any]) -> list[KernelSample]:
         """Kernels of one call, longest first. Empty where the device has no profiler; raises when it fails."""
 
+    def own_kernels(self) -> list[OwnKernel]:
+        """The kernels that the candidate's own code has defined so far, as far as the device can tell."""
+
     def memory_info(self) -> dict[str, int]:
         """`peak_bytes` used by this process on the device, and `total_bytes` of the device where known."""
 
@@ -105,13 +125,23 @@ class CpuDevice:
     language: str
     name: str = "cpu"
     honest_clock: bool = field(init=False)
+    build_s: float = 0.0
 
     def __post_init__(self) -> None:
         self.honest_clock = self.language != "triton"
 
+    def refuse(self, source: str, dtype: str) -> str | None:
+        if self.language != "triton":
+            return None
+        from sandbox.build.triton import interpreter_problem
+
+        return interpreter_problem(source, dtype)
+
     def before_load(self) -> None:
         if self.language == "triton":
-            os.environ["TRITON_INTERPRET"] = "1"
+            from sandbox.build.triton import prepare_interpreter
+
+            prepare_interpreter()
 
     def setup(self) -> None:
         return
@@ -147,6 +177,9 @@ class CpuDevice:
     def profile(self, call: Callable[..., Any], args: Sequence[Any]) -> list[KernelSample]:
         return []
 
+    def own_kernels(self) -> list[OwnKernel]:
+        return []
+
     def memory_info(self) -> dict[str, int]:
         import resource
 
@@ -155,10 +188,14 @@ class CpuDevice:
 
 
 def make_device(name: str, *, language: str) -> Device:
-    """The device called `name` ("cpu" or "cuda:N"), set up for candidates of `language`.
+    """The device called `name`, set up for candidates of `language`.
+
+    Args:
+      name: "cpu", "cuda:N", or "aot:sm_NN": a GPU that need not be there and only compiles.
+      language: of the candidate.
 
     Raises:
-      ValueError: the name is neither "cpu" nor "cuda:N".
+      ValueError: another name.
     """
     if name == "cpu":
         return CpuDevice(language=language)
@@ -166,4 +203,8 @@ def make_device(name: str, *, language: str) -> Device:
         from sandbox.jail.device_cuda import CudaDevice
 
         return CudaDevice(name=name, language=language)
+    if name.startswith("aot:"):
+        from sandbox.build.triton import AotDevice
+
+        return AotDevice(language=language, arch=name[4:])
     raise ValueError(f"unknown device {name!r}: use 'cpu' or 'cuda:N'")

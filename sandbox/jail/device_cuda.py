@@ -20,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import statistics
 import sys
 import time
@@ -39,6 +40,10 @@ MEMORY_SHARE = 0.4
 CACHE_VARIABLE = "SANDBOX_CACHE"
 SHARE_VARIABLE = "SANDBOX_GPU_MEMORY_SHARE"
 JOBS_VARIABLE = "SANDBOX_BUILD_JOBS"
+SEED_VARIABLE = "SANDBOX_TRITON_SEED"
+"""Names a directory with what Triton would otherwise build in every process (see `preload_cuda`)."""
+CLOCKS_AGREE = 1.02
+"""Up to this ratio the two clocks of a block say the same."""
 _MIN_FLUSH_BYTES = 64 << 20
 _CALIBRATION_CALLS = 16
 
@@ -52,14 +57,9 @@ class CudaBlock(Block):
     bound_by: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class CudaKernelSample(KernelSample):
-    """A kernel with the launch facts by which it is told from another of the same name."""
-
-    kind: str = "kernel"
-    block_threads: int | None = None
-    registers: int | None = None
-    own: bool = False
+def memory_share() -> float:
+    """Share of the card that one runner may take (0 to 1)."""
+    return float(os.environ.get(SHARE_VARIABLE) or MEMORY_SHARE)
 
 
 def physical_index(name: str) -> int:
@@ -125,6 +125,10 @@ class CudaDevice:
         """The compiler's text of the first failed build, also where the candidate caught the exception."""
         return self.builds.error
 
+    def refuse(self, source: str, dtype: str) -> str | None:
+        """A GPU judges everything."""
+        return None
+
     def before_load(self) -> None:
         """Gives compilers private directories and patches `load_inline`; CUDA stays untouched.
 
@@ -135,6 +139,9 @@ class CudaDevice:
         os.environ.pop("TRITON_INTERPRET", None)
         for variable in ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "CUDA_CACHE_PATH"):
             directory = private / variable.lower()
+            seed = os.environ.get(SEED_VARIABLE) if variable == "TRITON_CACHE_DIR" else None
+            if seed and not directory.exists():
+                shutil.copytree(seed, directory)
             directory.mkdir(exist_ok=True)
             os.environ[variable] = str(directory)
         if self.language in ("cuda", "triton"):
@@ -163,7 +170,7 @@ class CudaDevice:
         if not torch.cuda.is_available():
             raise RuntimeError(f"{self.name}: PyTorch sees no GPU (driver missing, or a CPU build of torch)")
         torch.cuda.set_device(torch.device(self.name))
-        torch.cuda.set_per_process_memory_fraction(float(os.environ.get(SHARE_VARIABLE) or MEMORY_SHARE))
+        torch.cuda.set_per_process_memory_fraction(memory_share())
         if "triton" in sys.modules and not self._triton:
             self._watch_triton(Path(os.environ.get("TMPDIR") or os.getcwd()))
         self._defaults = (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32)
@@ -207,12 +214,12 @@ class CudaDevice:
         if flush:
             fixed_ms, per_call_ms = self._empty
             wall_ms = max(wall_ms - fixed_ms - per_call_ms * n_calls, 0.0)
-        bound_by = "device" if event_ms >= wall_ms else "host"
+        bound_by = "host" if wall_ms > CLOCKS_AGREE * event_ms else "device"
         return CudaBlock(
             span_ms=max(event_ms, wall_ms), kept=kept, event_ms=event_ms, wall_ms=wall_ms, bound_by=bound_by
         )
 
-    def profile(self, call: Callable[..., Any], args: Sequence[Any]) -> list[CudaKernelSample]:
+    def profile(self, call: Callable[..., Any], args: Sequence[Any]) -> list[KernelSample]:
         """Device work of one call by CUPTI, one sample for each kind of launch, longest first; may be empty.
 
         Later launches of this process are slower: profile after timing.
@@ -240,7 +247,7 @@ class CudaDevice:
             )
             groups.setdefault(key, []).append(event.ms)
         samples = [
-            CudaKernelSample(
+            KernelSample(
                 name=key.name,
                 ms=sum(ms),
                 launches=len(ms),

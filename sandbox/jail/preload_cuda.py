@@ -1,34 +1,58 @@
 """Imported by the zygote of a GPU worker, so that its children find the compilers ready. Touches no CUDA.
 
-Triton builds a small C library at its first use (half a second of gcc). It is built here once and stays
-loaded; it only links against the driver, which a child initialises for itself.
+Two traps are stepped around. `torch.utils.cpp_extension` asks at its import whether a GPU is there, which
+initialises the driver (and starts its threads) in the process that everything is forked from. And Triton
+builds a small C library at its first use, half a second of gcc for every runner: it is built here once,
+without being loaded, into a seed that each runner copies into its private cache (`SANDBOX_TRITON_SEED`).
 """
 
 from __future__ import annotations
 
+import importlib
 import os
-import shutil
 import tempfile
+from pathlib import Path
 
-import torch.utils.cpp_extension  # noqa: F401
-import triton  # noqa: F401
-import triton.language  # noqa: F401
-from triton.backends.nvidia import driver
+import torch
+
+from sandbox.jail.device_cuda import SEED_VARIABLE
 
 
-def _load_driver_library() -> None:
-    directory, before = tempfile.mkdtemp(prefix="triton-preload-"), os.environ.get("TRITON_CACHE_DIR")
-    os.environ["TRITON_CACHE_DIR"] = directory
+def _import_without_asking_for_a_gpu() -> None:
+    asked = torch.cuda.is_available
+    torch.cuda.is_available = lambda: True
     try:
-        driver.CudaUtils()
-        # The singleton's constructor would build the library again in every child.
-        driver.CudaUtils.__init__ = lambda self: None
+        importlib.import_module("torch.utils.cpp_extension")
     finally:
-        if before is None:
-            del os.environ["TRITON_CACHE_DIR"]
-        else:
+        torch.cuda.is_available = asked
+
+
+def _seed_triton_cache() -> None:
+    from triton.backends.nvidia import driver
+    from triton.runtime import build
+
+    seed, before = (
+        tempfile.mkdtemp(prefix="triton-seed-", dir=os.getcwd()),
+        os.environ.get("TRITON_CACHE_DIR"),
+    )
+    load = build._load_module_from_path
+    os.environ["TRITON_CACHE_DIR"] = seed
+    build._load_module_from_path = lambda name, path: None
+    try:
+        build.compile_module_from_src(
+            src=Path(driver.dirname, "driver.c").read_text(),
+            name="cuda_utils",
+            library_dirs=driver.library_dirs(),
+            include_dirs=driver.include_dirs,
+            libraries=driver.libraries,
+        )
+    finally:
+        build._load_module_from_path = load
+        del os.environ["TRITON_CACHE_DIR"]
+        if before is not None:
             os.environ["TRITON_CACHE_DIR"] = before
-        shutil.rmtree(directory, ignore_errors=True)
+    os.environ[SEED_VARIABLE] = seed
 
 
-_load_driver_library()
+_import_without_asking_for_a_gpu()
+_seed_triton_cache()

@@ -42,18 +42,37 @@ def children_of(parent: int) -> list[int]:
     return [process.pid for process in processes() if process.parent == parent]
 
 
-def private_bytes(session: int) -> int:
-    """Resident memory, shared pages left out, of all processes of a session."""
-    total = 0
-    for process in processes():
-        if process.session == session:
-            try:
-                with open(f"/proc/{process.pid}/statm", "rb") as statm:
-                    fields = statm.read().split()
-            except OSError:
-                continue
-            total += (int(fields[1]) - int(fields[2])) * PAGE_BYTES
-    return total
+def session_bytes(session: int, enough: int) -> int:
+    """Resident memory of all processes of a session, without what they share with files.
+
+    The quick sum counts memory shared by forked processes once for each; only when it exceeds `enough` is the exact
+    number (proportional shares) taken, which costs a millisecond a process.
+    """
+    members = [process.pid for process in processes() if process.session == session]
+    quick = sum(_private_bytes(pid) for pid in members)
+    return quick if quick <= enough else sum(_proportional_bytes(pid) for pid in members)
+
+
+def _private_bytes(pid: int) -> int:
+    try:
+        with open(f"/proc/{pid}/statm", "rb") as statm:
+            fields = statm.read().split()
+    except OSError:
+        return 0
+    return (int(fields[1]) - int(fields[2])) * PAGE_BYTES
+
+
+def _proportional_bytes(pid: int) -> int:
+    """Anonymous and shared-memory pages by proportional share; 0 for a process that has ended."""
+    total_kib = 0
+    try:
+        with open(f"/proc/{pid}/smaps_rollup", "rb") as rollup:
+            for line in rollup:
+                if line.startswith((b"Pss_Anon:", b"Pss_Shmem:")):
+                    total_kib += int(line.split()[1])
+    except OSError:
+        return 0
+    return total_kib * 1024
 
 
 def kill_group(group: int) -> None:

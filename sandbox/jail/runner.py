@@ -14,7 +14,8 @@ from a reply beyond what it can check itself.
     run            slot seed check max_bytes                 -> outputs + tensors, changed, aliased
     time_block     calls slots keep flush which              -> span_ms
     kept           max_bytes                                 -> outputs of the call that was kept
-    profile        slot                                      -> kernels
+    profile        slot                                      -> kernels, own
+    compile_report slot                                      -> report              [device "aot:sm_NN" only]
     memory                                                   -> device memory
     exit
 """
@@ -29,6 +30,7 @@ import sys
 import traceback
 import types
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -41,6 +43,7 @@ from sandbox.jail.tensors import DTYPES, decode, encode, pack, unpack
 MAX_MESSAGE_CHARS = 4000
 MAX_INPUT_BYTES = 8 << 30
 KERNEL_FD = 4
+TRITON_COMPILE_ERRORS = ("CompilationError", "CompileTimeAssertionFailure", "UnsupportedLanguageConstruct", "PTXASError")
 
 
 class RunnerError(RuntimeError):
@@ -114,12 +117,15 @@ class Runner:
         order = message.header
         self._open(order, language=order["language"])
         init = decode(order["init"], unpack(order["tensors"], message.buffers))
+        refusal = self.device.refuse(order["source"], order["dtype"])
+        if refusal:
+            raise RunnerError("load_failed", refusal)
         namespace = execute_source(order["source"], "candidate_module", kind="load_failed")
         if order["entry_point"] not in namespace:
             raise RunnerError("load_failed", f"the source does not define {order['entry_point']}")
         self.device.setup()
         self._construct(namespace[order["entry_point"]], init, order["seed"])
-        return {"honest_clock": self.device.honest_clock}, []
+        return {"honest_clock": self.device.honest_clock, "build_s": self.device.build_s}, []
 
     def do_load_kernel(self, message: Message) -> tuple[dict, list[torch.Tensor]]:
         order = message.header
@@ -193,7 +199,13 @@ class Runner:
     def do_profile(self, message: Message) -> tuple[dict, list[torch.Tensor]]:
         with torch.no_grad():
             samples = self.device.profile(self.call, self.slots[message.header["slot"]])
-        return {"kernels": [[sample.name[:200], sample.ms, sample.launches] for sample in samples[:200]]}, []
+        own = self.device.own_kernels()
+        return {"kernels": [asdict(sample) for sample in samples], "own": [asdict(kernel) for kernel in own]}, []
+
+    def do_compile_report(self, message: Message) -> tuple[dict, list[torch.Tensor]]:
+        with torch.no_grad():
+            report = self.device.compile_report(self.call, self.slots[message.header["slot"]])
+        return {"report": report.to_json()}, []
 
     def do_memory(self, message: Message) -> tuple[dict, list[torch.Tensor]]:
         return self.device.memory_info(), []
@@ -303,12 +315,22 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def _is_build_failure(error: BaseException) -> bool:
+    if _is_triton_failure(error):
+        return True
     text = str(error) if isinstance(error, (RuntimeError, ImportError)) else ""
     return text.startswith("Error building extension") or "Ninja is required" in text
 
 
+def _is_triton_failure(error: BaseException) -> bool:
+    return type(error).__module__.startswith("triton.") and type(error).__name__ in TRITON_COMPILE_ERRORS
+
+
 def _extension_log(error: BaseException) -> str:
     """`load_inline` reports the whole ninja log; the compiler's own error lines are what helps."""
+    if _is_triton_failure(error):
+        from sandbox.build.triton import error_text
+
+        return error_text(error)
     lines = str(error).splitlines()
     telling = [line for line in lines if "error:" in line or "undefined" in line]
     return "\n".join(telling or lines)

@@ -25,7 +25,7 @@ from pathlib import Path
 import sandbox
 from sandbox.jail.frames import Channel, ChannelClosed, FrameError, Message, make_pair
 from sandbox.jail.limits import Limits
-from sandbox.jail.processes import kill_group, private_bytes
+from sandbox.jail.processes import kill_group, session_bytes
 
 START_S = 120.0
 KILL_S = 20.0
@@ -139,6 +139,8 @@ class Process:
     def __init__(self, zygote: Zygote, pid: int, capture: Capture, directory: Path, memory_bytes: int):
         self.zygote, self.pid, self.capture, self.directory = zygote, pid, capture, directory
         self.memory_bytes = memory_bytes
+        self.watch: Callable[[int], str | None] | None = None
+        """Asked now and then, with the session's number, whether it uses too much of something else; a text ends it."""
         self.exit: Exit | None = None
 
     def wait(self, timeout_s: float) -> Exit:
@@ -382,10 +384,14 @@ class Zygote:
                 raise JailTimeout("still busy at its deadline")
             if now >= next_watch:
                 next_watch = now + WATCH_S
-                used_bytes = private_bytes(process.pid)
+                used_bytes = session_bytes(process.pid, process.memory_bytes)
                 if used_bytes > process.memory_bytes:
                     self.kill(process)
                     raise JailMemory(f"used {used_bytes >> 20} MiB, {process.memory_bytes >> 20} MiB are allowed")
+                excess = process.watch(process.pid) if process.watch else None
+                if excess:
+                    self.kill(process)
+                    raise JailMemory(excess)
 
     def kill(self, process: Process) -> None:
         """Kills a process with all its descendants and waits until the zygote has reaped them."""

@@ -11,7 +11,6 @@ is run once more on inputs that were changed in place in the buffers it already 
 from __future__ import annotations
 
 import fcntl
-import logging
 import os
 import random
 import secrets
@@ -19,61 +18,32 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from sandbox.build import BuildFailed, BuildUnavailable
 from sandbox.build.artifacts import ArtifactStore
 from sandbox.build.cpp import build_kernel
+from sandbox.build.triton import CompileReport
 from sandbox.jail.limits import Limits
-from sandbox.jail.spawn import JailDied, JailMemory, JailReply, JailTimeout, Runner, Zygote, ZygoteLost
+from sandbox.jail.spawn import JailError, JailTimeout, Runner, Zygote, ZygoteLost
 from sandbox.jail.tensors import pack
 from sandbox.oracle.admission import admission_problem
 from sandbox.oracle.clock import PLANS, Side, measure
-from sandbox.oracle.reference import Inputs, Outputs, Reference, References, TaskRejected, overwrite, read_outputs
-from sandbox.protocol import (
-    Candidate,
-    EvaluationResult,
-    Finding,
-    KernelTime,
-    Options,
-    Outcome,
-    Reward,
-    Stage,
-    TaskSpec,
-    Timing,
-    Trial,
-)
+from sandbox.oracle.draft import Draft, Job
+from sandbox.oracle.failures import Failure, blamed_on_candidate
+from sandbox.oracle.gpu import compile_for, device_watch, measure_coverage, runner_environment
+from sandbox.oracle.reference import Reference, References, TaskRejected
+from sandbox.oracle.trials import Trials
+from sandbox.protocol import EvaluationResult, Finding, KernelTime, Stage
 from sandbox.verdict import feedback
-from sandbox.verdict.correctness import Tolerance, compare
-from sandbox.verdict.reward import reward
+from sandbox.verdict.coverage import judge_coverage
 
-log = logging.getLogger(__name__)
-TIMED_SLOTS = 3
-MANY_BYTES = 256 << 20
-"""Inputs larger than this are held once, not once a slot."""
-
-
-class Cancelled(Exception):
-    """The broker no longer wants this evaluation."""
-
-
-class Failure(Exception):
-    """The evaluation ends here with `outcome`."""
-
-    def __init__(self, outcome: Outcome, text: str, finding: Finding | None = None):
-        super().__init__(text)
-        self.outcome, self.text, self.finding = outcome, text, finding
-
-
-@dataclass(frozen=True, kw_only=True)
-class Job:
-    """What the broker hands to an oracle."""
-
-    id: str
-    task: TaskSpec
-    candidate: Candidate
-    options: Options
+COMPILE_SLOT = 1001
+"""Slot of the inputs on which kernels are compiled ahead of time."""
+ZYGOTE_MODULES = {
+    "plain": ["torch"], "triton": ["torch", "triton"], "interpreter": ["torch", "triton"],
+    "gpu": ["torch", "sandbox.jail.preload_cuda"],
+}  # fmt: skip
 
 
 class Gate:
@@ -89,45 +59,6 @@ class Gate:
     @contextmanager
     def exclusive(self, resource: str) -> Iterator[None]:
         yield
-
-
-@dataclass
-class _Verdict:
-    """The result in the making."""
-
-    job: Job
-    stage: Stage = "queued"
-    trials: list[Trial] = field(default_factory=list)
-    timing: Timing | None = None
-    coverage: float | None = None
-    speed_rewarded: bool = True
-    kernels: list[KernelTime] = field(default_factory=list)
-    findings: list[Finding] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    stage_s: dict[str, float] = field(default_factory=dict)
-    kernel_signature: str | None = None
-    untimed: str = ""
-
-    @contextmanager
-    def measured(self, name: str) -> Iterator[None]:
-        start = time.monotonic()
-        try:
-            yield
-        finally:
-            self.stage_s[name] = round(self.stage_s.get(name, 0.0) + time.monotonic() - start, 6)
-
-    def result(self, outcome: Outcome, text: str) -> EvaluationResult:
-        options = self.job.options
-        earned = reward(
-            options.reward, correct=outcome == "ok", coverage=self.coverage,
-            speedup=self.timing.speedup if self.timing and self.speed_rewarded else None,
-        ) if outcome != "infra_error" else Reward()  # fmt: skip
-        return EvaluationResult(
-            id=self.job.id, state="done", stage=self.stage, outcome=outcome, language=self.job.candidate.language,
-            trials=self.trials, timing=self.timing, coverage=self.coverage, kernels=self.kernels,
-            integrity=self.findings, reward=earned, feedback=text, notes=self.notes,
-            kernel_signature=self.kernel_signature, stage_s=self.stage_s, attempts=1,
-        )  # fmt: skip
 
 
 class Judge:
@@ -172,7 +103,7 @@ class Judge:
         Raises:
           Cancelled: on the broker's order. ZygoteLost: this oracle must be replaced.
         """
-        verdict = _Verdict(job)
+        verdict = Draft(job)
         try:
             self._evaluate(job, verdict)
         except Failure as failure:
@@ -187,7 +118,7 @@ class Judge:
             return verdict.result("infra_error", f"the judge's own input or output failed: {error}")
         return verdict.result("ok", feedback.correct(verdict.timing, verdict.coverage, verdict.untimed))
 
-    def _evaluate(self, job: Job, verdict: _Verdict) -> None:
+    def _evaluate(self, job: Job, verdict: Draft) -> None:
         device, options = job.task.device, job.options
         with self._gate.shared("cpu" if job.candidate.form == "kernel" else device):
             with verdict.measured("reference"):
@@ -198,6 +129,7 @@ class Judge:
                         problem = admission_problem(reference, secrets.randbits(40))
                     if problem:
                         raise TaskRejected(problem)
+                self._compile_ahead(job, reference, verdict)
                 candidate = self._load(job, reference, verdict)
             except Failure:
                 raise
@@ -206,7 +138,7 @@ class Judge:
                 raise
             try:
                 self._reached(verdict, "loaded")
-                trial = _Trials(job, reference, candidate, verdict)
+                trial = Trials(job, reference, candidate, verdict)
                 with verdict.measured("check"):
                     trial.run()
                 self._reached(verdict, "correct")
@@ -228,14 +160,14 @@ class Judge:
             self._references.discard(reference)
         candidate.close()
 
-    def _reached(self, verdict: _Verdict, stage: Stage) -> None:
+    def _reached(self, verdict: Draft, stage: Stage) -> None:
         verdict.stage = stage
         self._on_stage(verdict.job.id, stage)
 
     def _zygote(self, flavour: str) -> Zygote:
         """Zygotes differ in what they have imported: Triton decides at import whether it interprets."""
         if flavour not in self._zygotes:
-            modules = {"plain": ["torch"], "triton": ["torch", "triton"], "interpreter": ["torch", "triton"]}[flavour]
+            modules = ZYGOTE_MODULES[flavour]
             environment = {"TRITON_INTERPRET": "1"} if flavour == "interpreter" else {}
             self._zygotes[flavour] = Zygote(
                 modules=modules, threads=self._threads, directory=self._scratch, environment=environment,
@@ -252,6 +184,7 @@ class Judge:
 
         def make() -> Reference:
             runner = self._zygote("plain").runner(self._limits(job), options.memory_bytes, env=self._env(job))
+            runner.watch = device_watch(job.task.device)
             return Reference(
                 job.task, runner, seed=secrets.randbits(40), load_s=options.load_s, check_s=options.check_s
             )
@@ -259,9 +192,9 @@ class Judge:
         return self._references.get(job.task, make)
 
     def _env(self, job: Job) -> dict[str, str]:
-        return {} if job.task.device == "cpu" else {"SANDBOX_CACHE": str(self._store.root)}
+        return {} if job.task.device == "cpu" else runner_environment(self._store.root)
 
-    def _load(self, job: Job, reference: Reference, verdict: _Verdict) -> Runner:
+    def _load(self, job: Job, reference: Reference, verdict: Draft) -> Runner:
         candidate, options = job.candidate, job.options
         if candidate.form == "kernel":
             if reference.signature is None:
@@ -284,6 +217,7 @@ class Judge:
             with verdict.measured("load"):
                 zygote = self._zygote(_flavour(job))
                 runner = zygote.runner(self._limits(job), options.memory_bytes, env=self._env(job))
+                runner.watch = device_watch(job.task.device)
             entries, buffers = pack(reference.init_tensors)
             # The module builds while it loads.
             order = {
@@ -298,9 +232,55 @@ class Judge:
         except BaseException:
             runner.close()
             raise
+        build_s = reply.get("build_s")
+        if isinstance(build_s, float) and 0 < build_s <= verdict.stage_s["load"]:
+            verdict.stage_s["build"], verdict.stage_s["load"] = build_s, round(verdict.stage_s["load"] - build_s, 6)
         if not reply.get("honest_clock", False):
             verdict.untimed = "speed is not measured in Triton's interpreter"
         return runner
+
+    def _compile_ahead(self, job: Job, reference: Reference, verdict: Draft) -> None:
+        """Notes whether the candidate's Triton kernels compile for `target_arch`, in a runner of its own."""
+        candidate, options = job.candidate, job.options
+        if options.target_arch is None or candidate.language != "triton":
+            return
+        inputs = reference.inputs(secrets.randbits(40), COMPILE_SLOT)
+        limits = Limits(memory_bytes=options.memory_bytes)
+        with verdict.measured("compile"), self._zygote("triton").runner(limits, options.memory_bytes) as runner:
+            entries, buffers = pack(reference.init_tensors)
+            try:
+                runner.call(
+                    "load_module", options.load_s, buffers, source=candidate.source, entry_point=candidate.entry_point,
+                    dtype=job.task.dtype, device=f"aot:{options.target_arch}", language="triton", seed=reference.seed,
+                    init=reference.init, tensors=entries,
+                )  # fmt: skip
+                entries, buffers = pack(inputs.tensors)
+                runner.call(
+                    "set_inputs", options.load_s, buffers, slot=0, args=inputs.args, tensors=entries
+                )  # fmt: skip
+            except ZygoteLost:
+                raise
+            except JailError as error:
+                report = CompileReport(arch=options.target_arch, builds=(), stopped=str(error)[:500])
+            else:
+                report = compile_for(runner.call, 0, options.build_s, options.target_arch)
+        verdict.compiled = feedback.failed(*report.summary_parts())
+        verdict.notes.append(verdict.compiled)
+
+    def _cover(self, job: Job, candidate: Runner, slot: int, verdict: Draft) -> None:
+        """Takes the share of device time in the candidate's own kernels. Raises Failure if it has none to speak of."""
+        with verdict.measured("profile"), blamed_on_candidate(
+            candidate, "profiling", job.options.time_s, job.options.memory_bytes
+        ):  # fmt: skip
+            report = measure_coverage(candidate.call, slot, job.options.time_s)
+        verdict.coverage = report.coverage
+        verdict.kernels = [KernelTime(name=k.name[:200], share=k.share, ms=k.ms) for k in report.kernels]
+        ruling = judge_coverage(report.coverage, kernels=report.kernels)
+        verdict.speed_rewarded = ruling.speed_rewarded
+        verdict.notes += [note for note in (ruling.note, report.note) if note]
+        if ruling.integrity:
+            finding = Finding(rule="coverage", evidence=ruling.integrity)
+            raise Failure("integrity", f"hardly any work is done by the candidate's own kernels: {ruling.integrity}", finding)
 
     def _build_kernel(self, job: Job, reference: Reference) -> int:
         """Builds and opens the library; returns a descriptor of a sealed copy that no one can change."""
@@ -315,11 +295,14 @@ class Judge:
             raise Failure("timeout", f"building took too long: {error}") from error
         return sealed_copy(artifact.path)
 
-    def _time(self, job: Job, reference: Reference, candidate: Runner, trial: _Trials, verdict: _Verdict) -> None:
+    def _time(self, job: Job, reference: Reference, candidate: Runner, trial: Trials, verdict: Draft) -> None:
         options = job.options
         if job.candidate.language == "cpp" and job.task.device == "cpu":
             verdict.coverage = 1.0
+        on_gpu = job.task.device != "cpu"
         if options.timing == "none" or verdict.untimed:
+            if on_gpu:
+                self._cover(job, candidate, trial.slots[0], verdict)
             verdict.untimed = verdict.untimed or "speed was not measured"
             return
         waited = time.monotonic()
@@ -332,167 +315,23 @@ class Judge:
 
             with verdict.measured("time"):
                 sides = {
-                    name: Side(order=reference.order, slots=trial.slots, deadline=left, which=name)
+                    name: Side(order=reference.order, slots=trial.slots, deadline=left, which=name, flushed=on_gpu)
                     for name in options.baselines
                 }
                 with blamed_on_candidate(candidate, "timing", options.time_s, options.memory_bytes):
-                    side = Side(order=candidate.call, slots=trial.slots, deadline=left)
+                    side = Side(order=candidate.call, slots=trial.slots, deadline=left, flushed=on_gpu)
                     verdict.timing = measure(
                         side, sides, PLANS[options.timing], random.Random(secrets.randbits(64)),
-                        use_slope=job.task.device != "cpu",
+                        use_slope=on_gpu,
                     )  # fmt: skip
                 trial.check_kept(side.slots[side.kept % len(side.slots)])
                 trial.check_changed_inputs()
+            if on_gpu:
+                # Last, because a profiler slows every later launch of its process.
+                self._cover(job, candidate, trial.slots[0], verdict)
             # Still alone: the end of a process would disturb the next measurement.
             candidate.close()
         self._reached(verdict, "timed")
-
-
-class _Trials:
-    """The correctness checks of one evaluation, before and after timing."""
-
-    def __init__(self, job: Job, reference: Reference, candidate: Runner, verdict: _Verdict):
-        self._job, self._reference, self._candidate, self._verdict = job, reference, candidate, verdict
-        self._tolerance = Tolerance(atol=job.task.atol, rtol=job.task.rtol)
-        self._inputs: dict[int, Inputs] = {}
-        self._expected: dict[int, Outputs] = {}
-        self._seed = secrets.randbits(40)
-
-    @property
-    def slots(self) -> list[int]:
-        """Input slots that hold checked inputs."""
-        return sorted(self._inputs)
-
-    def run(self) -> None:
-        """All trials on fresh inputs. Raises Failure at the first that fails."""
-        options = self._job.options
-        deadline = time.monotonic() + options.check_s
-        n_slots = TIMED_SLOTS
-        for number in range(options.correctness_trials):
-            slot = number % n_slots
-            inputs = self._reference.inputs(secrets.randbits(40), slot)
-            if inputs.bytes > MANY_BYTES:
-                n_slots = 1
-            entries, buffers = pack(inputs.tensors)
-            with self._blamed("running", options.check_s):
-                self._candidate.call(
-                    "set_inputs", max(0.001, deadline - time.monotonic()), buffers, slot=slot, args=inputs.args,
-                    tensors=entries,
-                )  # fmt: skip
-                got = self._call("run", max(0.001, deadline - time.monotonic()), slot=slot, seed=self._seed, check=True)
-            expected = self._reference.run(slot, self._seed)
-            trial = self._judge(expected, got)
-            self._verdict.trials.append(trial)
-            if not trial.ok:
-                raise Failure("incorrect", feedback.incorrect(trial.reason, number, options.correctness_trials))
-            self._inputs[slot], self._expected[slot] = inputs, expected
-
-    def check_kept(self, slot: int) -> None:
-        """Checks the outputs of one timed call, chosen by the oracle. Raises Failure."""
-        with self._blamed("timing", self._job.options.check_s):
-            got = self._call("kept", self._job.options.check_s)
-        trial = compare(self._expected[slot].tensors, got.tensors, self._tolerance)
-        if not trial.ok and not self._reference.changes:
-            self._fail_late("a timed call returned something else than the checked calls", trial, got, slot)
-
-    def check_changed_inputs(self) -> None:
-        """Changes a row of each input in place, in both runners, and compares once more. Raises Failure."""
-        if self._reference.changes:
-            return
-        rng = random.Random(secrets.randbits(64))
-        slot = self.slots[0]
-        with self._blamed("running", self._job.options.check_s):
-            for number, tensor in enumerate(self._inputs[slot].tensors):
-                if tensor.dim() == 0 or tensor.shape[0] < 2 or tensor.numel() == 0:
-                    continue
-                # A row takes the place of another: whatever made the values valid holds for the copy too.
-                source, target = rng.sample(range(tensor.shape[0]), 2)
-                rows = tensor[source : source + 1]
-                self._reference.overwrite(slot, number, target, rows)
-                overwrite(self._candidate, self._job.options.check_s, slot, number, target, rows)
-            got = self._call("run", self._job.options.check_s, slot=slot, seed=self._seed, check=False)
-        expected = self._reference.run(slot, self._seed)
-        trial = compare(expected.tensors, got.tensors, self._tolerance)
-        if not trial.ok:
-            self._fail_late("after its inputs changed in place the candidate is wrong", trial, got, slot)
-
-    def _fail_late(self, what: str, trial: Trial, got: Outputs, slot: int) -> None:
-        """A wrong result after timing is a replayed one if it equals what another call had to return."""
-        self._verdict.timing = None
-        for known, expected in self._expected.items():
-            if compare(expected.tensors, got.tensors, self._tolerance).ok:
-                evidence = f"{what}: it equals the output of an earlier call (input set {known})"
-                raise Failure("integrity", f"replayed output: {evidence}", Finding(rule="replayed_output", evidence=evidence))
-        self._verdict.trials.append(trial)
-        raise Failure("incorrect", f"wrong result: {what}: {trial.reason}")
-
-    def _judge(self, expected: Outputs, got: Outputs) -> Trial:
-        trial = compare(expected.tensors, got.tensors, self._tolerance)
-        if not trial.ok:
-            return trial
-        changed = got.changed - self._reference.changes
-        if changed:
-            return Trial(ok=False, reason=f"it changes its input {min(changed)}, the reference does not")
-        aliased = got.aliased - self._reference.aliases
-        if aliased:
-            return Trial(ok=False, reason=f"it returns its input {min(aliased)} instead of a new tensor")
-        return trial
-
-    def _call(self, command: str, timeout_s: float, **order) -> Outputs:
-        limit = self._reference.max_output_bytes
-        message = self._candidate.call(command, timeout_s, max_bytes=limit, reply_bytes=limit + (1 << 20), **order)
-        if message.header.get("too_large"):
-            shapes = str(message.header.get("shapes"))[:200]
-            raise Failure("incorrect", feedback.failed("wrong result: the outputs are far too large, shapes", shapes))
-        try:
-            return read_outputs(message)
-        except (ValueError, TypeError, AttributeError) as error:
-            raise Failure("runtime_error", f"the process sent a malformed reply ({error})") from error
-
-    def _blamed(self, doing: str, limit_s: float):
-        return blamed_on_candidate(self._candidate, doing, limit_s, self._job.options.memory_bytes)
-
-
-@contextmanager
-def blamed_on_candidate(runner: Runner, doing: str, limit_s: float, memory_bytes: int) -> Iterator[None]:
-    """Turns what goes wrong with the candidate's process into a `Failure` with the right outcome."""
-    try:
-        yield
-    except ZygoteLost:
-        raise
-    except JailTimeout as error:
-        raise Failure("timeout", f"{doing} the candidate took longer than {limit_s:g} s") from error
-    except JailMemory as error:
-        raise Failure("out_of_memory", f"{doing} the candidate {error}") from error
-    except JailReply as error:
-        raise _reply_failure(error, doing) from error
-    except JailDied as error:
-        raise _death_failure(error, doing, memory_bytes) from error
-
-
-def _reply_failure(error: JailReply, doing: str) -> Failure:
-    text = str(error)
-    if error.kind == "build_failed":
-        return Failure("build_failed", feedback.build_failed(text))
-    if error.kind == "wrong_output":
-        return Failure("incorrect", feedback.failed("wrong result", text))
-    if error.kind == "out_of_memory":
-        return Failure("out_of_memory", feedback.failed("out of memory", text))
-    outcome = "load_failed" if error.kind == "load_failed" else "runtime_error"
-    return Failure(outcome, feedback.failed(f"{doing} the candidate failed", text))
-
-
-def _death_failure(error: JailDied, doing: str, memory_bytes: int) -> Failure:
-    end, text = error.exit, str(error)
-    memory = end.signal and end.peak_bytes > 0.75 * memory_bytes
-    if memory or "bad_alloc" in error.output or "out of memory" in error.output.lower():
-        return Failure("out_of_memory", f"{doing} the candidate ran out of memory ({memory_bytes >> 20} MiB allowed)")
-    if end.signal == 11:
-        text += " (segmentation fault: it reads or writes outside its arrays)"
-    elif end.signal == 8:
-        text += " (arithmetic error: an integer division by zero)"
-    outcome = "load_failed" if doing == "loading" else "runtime_error"
-    return Failure(outcome, feedback.failed(f"{doing} the candidate failed: {text}", error.output[-600:]))
 
 
 def sealed_copy(path: Path) -> int:
@@ -510,6 +349,6 @@ def sealed_copy(path: Path) -> int:
 
 
 def _flavour(job: Job) -> str:
-    if job.candidate.language != "triton":
-        return "plain"
-    return "interpreter" if job.task.device == "cpu" else "triton"
+    if job.task.device != "cpu":
+        return "gpu"
+    return "interpreter" if job.candidate.language == "triton" else "plain"

@@ -1,4 +1,4 @@
-"""The oracle's part of judging on, or for, a GPU: coverage from a profile, and whether Triton kernels compile.
+"""The oracle's part of judging on, or for, a GPU: coverage from a profile, and whether kernels compile.
 
 What a runner reports here is a claim like any other: its shape is checked, and the profile is held against
 the kernels that the build side knows.
@@ -6,16 +6,55 @@ the kernels that the build side knows.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from sandbox.build.triton import CompileReport
+from sandbox.jail import nvml
+from sandbox.jail.device_cuda import (
+    CACHE_VARIABLE,
+    JOBS_VARIABLE,
+    SHARE_VARIABLE,
+    memory_share,
+    physical_index,
+)
 from sandbox.jail.frames import Message
+from sandbox.jail.processes import processes
 from sandbox.jail.spawn import JailError, JailReply, ZygoteLost
 from sandbox.verdict.coverage import CoverageReport, DeviceEvent, OwnKernel, own_share
 
 MAX_NAME_CHARS = 1000
 MAX_EVENTS = 5000
+CONTEXT_BYTES = 2 << 30
+
+
+def runner_environment(cache: Path) -> dict[str, str]:
+    """Variables of a runner on a GPU: the cache of built extensions, and what this process is set to."""
+    settings = {name: os.environ[name] for name in (SHARE_VARIABLE, JOBS_VARIABLE) if name in os.environ}
+    return {CACHE_VARIABLE: str(cache), **settings}
+
+
+def device_watch(device: str) -> Callable[[int], str | None] | None:
+    """A check that a session stays within its share of the GPU's memory, or None for a device that has none.
+
+    PyTorch's own allocator keeps to the share by itself; this sees what extensions allocate past it, and the
+    context that every process on the GPU pays for (`CONTEXT_BYTES`).
+    """
+    if not device.startswith("cuda"):
+        return None
+    index = physical_index(device)
+    limit_bytes = int(memory_share() * nvml.gpu(index).total_bytes) + CONTEXT_BYTES
+
+    def excess(session: int) -> str | None:
+        held = nvml.memory_by_process(index)
+        used_bytes = sum(held.get(process.pid, 0) for process in processes() if process.session == session)
+        if used_bytes <= limit_bytes:
+            return None
+        return f"used {used_bytes >> 20} MiB of the GPU's memory, {limit_bytes >> 20} MiB are allowed"
+
+    return excess
 
 
 def measure_coverage(order: Callable[..., Message], slot: int, timeout_s: float) -> CoverageReport:

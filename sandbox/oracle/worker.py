@@ -22,7 +22,9 @@ import torch
 from sandbox.build.artifacts import ArtifactStore
 from sandbox.jail.limits import die_with_parent
 from sandbox.jail.spawn import ZygoteLost
-from sandbox.oracle.evaluate import Cancelled, Gate, Job, Judge
+from sandbox.oracle.draft import Job
+from sandbox.oracle.evaluate import Gate, Judge
+from sandbox.oracle.failures import Cancelled
 from sandbox.protocol import Candidate, Options, Stage, TaskSpec
 
 log = logging.getLogger("sandbox.oracle")

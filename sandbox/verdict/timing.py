@@ -1,4 +1,4 @@
-"""Statistics of timings: medians with 95 % intervals, paired speedups, when to stop. Pure functions on numbers."""
+"""Statistics of timings: medians with 95 % intervals, speedups, when to stop. Pure functions on numbers."""
 
 from __future__ import annotations
 
@@ -49,9 +49,21 @@ def span(samples_ms: Sequence[float]) -> Span:
     return Span(median_ms=interval.median, low_ms=interval.low, high_ms=interval.high, samples=interval.samples)
 
 
-def paired_speedup(candidate_ms: Sequence[float], baseline_ms: Sequence[float]) -> Interval:
-    """Median of baseline/candidate over pairs measured next to each other, so that a drift of the machine cancels."""
-    return median_interval([base / cand for cand, base in zip(candidate_ms, baseline_ms, strict=True)])
+def undisturbed(samples: Sequence[float], share: float) -> list[float]:
+    """The fastest `share` of the samples, at least 3 of them (or all there are).
+
+    On a processor that others use too, a disturbance can only lengthen a block; both sides are trimmed alike.
+    """
+    return sorted(samples)[: max(math.ceil(share * len(samples)), min(3, len(samples)))]
+
+
+def speedup(candidate_ms: Sequence[float], baseline_ms: Sequence[float]) -> Interval:
+    """Ratio of the medians, baseline over candidate; the interval holds all ratios of the two 95 % intervals."""
+    candidate, baseline = median_interval(candidate_ms), median_interval(baseline_ms)
+    return Interval(
+        median=baseline.median / candidate.median, low=baseline.low / candidate.high,
+        high=baseline.high / candidate.low, samples=min(candidate.samples, baseline.samples),
+    )  # fmt: skip
 
 
 def believed_ms(span_ms: float, wall_ms: float, empty_ms: float) -> tuple[float, bool]:
@@ -67,3 +79,16 @@ def believed_ms(span_ms: float, wall_ms: float, empty_ms: float) -> tuple[float,
     """
     floor_ms = wall_ms - empty_ms
     return (floor_ms, True) if floor_ms > span_ms else (span_ms, False)
+
+
+def hidden_ms(gaps_ms: Sequence[float], empty_ms: float) -> float:
+    """Time per block that a runner's own clock leaves out in nearly every block.
+
+    A busy machine delays some replies, a lying clock shortens all claims: so the low end of the gaps decides.
+
+    Args:
+      gaps_ms: wall time minus claimed span of each block.
+      empty_ms: such a gap for a block without calls, generously.
+    """
+    ordered = sorted(gaps_ms)
+    return max(0.0, ordered[len(ordered) // 10] - empty_ms)

@@ -11,6 +11,7 @@ import pytest
 from dk_jax.models import (
     AGENTS,
     BackboneConfig,
+    abstract_backbone,
     build_backbone,
     combine,
     logits,
@@ -25,6 +26,7 @@ TINY = BackboneConfig(
     family="qwen3", vocab_size=61, d_model=32, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=8, d_ff=48
 )
 
+FULL = dataclasses.replace(TINY, head_rank=4, lora_rank=2, lora_alpha=3.0)
 
 hidden_states = jax.jit(eager_hidden_states, static_argnums=0)
 token_log_probs = jax.jit(eager_token_log_probs, static_argnums=0, static_argnames="chunk")
@@ -51,7 +53,9 @@ def _filled(params):
 
 @functools.partial(jax.jit, static_argnums=0)
 def _dense_log_probs(static, params, tokens, lengths, agents):
-    return jax.nn.log_softmax(logits(static, params, eager_hidden_states(static, params, tokens, lengths), agents))
+    return jax.nn.log_softmax(
+        logits(static, params, eager_hidden_states(static, params, tokens, lengths), agents)
+    )
 
 
 class TestHiddenStates:
@@ -78,15 +82,17 @@ class TestHiddenStates:
         tokens, lengths = _tokens(TINY, (2, 8)), jnp.array([8, 5])
 
         def value_and_grad(cfg):
-            static, params = _built(cfg)
-            return jax.value_and_grad(lambda p: jnp.sum(hidden_states(static, p, tokens, lengths) ** 2))(params)
+            static, params = abstract_backbone(cfg)[0], _built(TINY)[1]
+            return jax.value_and_grad(lambda p: jnp.sum(hidden_states(static, p, tokens, lengths) ** 2))(
+                params
+            )
 
         plain, remat = value_and_grad(TINY), value_and_grad(dataclasses.replace(TINY, remat=True))
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), plain, remat)
 
     def test_bfloat16_stays_near_float32(self):
         static, params = _built(TINY)
-        half, _ = _built(dataclasses.replace(TINY, compute_dtype="bfloat16"))
+        half, _ = abstract_backbone(dataclasses.replace(TINY, compute_dtype="bfloat16"))
         tokens, lengths = _tokens(TINY, (2, 8)), jnp.array([8, 8])
         low = hidden_states(half, params, tokens, lengths)
         assert low.dtype == jnp.bfloat16
@@ -98,15 +104,15 @@ class TestHiddenStates:
 class TestHeads:
     def test_all_agents_start_as_the_shared_backbone(self):
         shared, shared_params = _built(TINY)
-        static, params = _built(dataclasses.replace(TINY, head_rank=4))
-        params = {**params, **shared_params}
+        static, _ = abstract_backbone(dataclasses.replace(TINY, head_rank=4))
+        params = {**shared_params, "heads": _built(FULL)[1]["heads"]}
         tokens, lengths = _tokens(TINY, (3, 6)), jnp.array([6, 6, 6])
         expected = _dense_log_probs(shared, shared_params, tokens, lengths, jnp.arange(3))
         got = _dense_log_probs(static, params, tokens, lengths, jnp.arange(3))
         np.testing.assert_array_equal(expected, got)
 
     def test_a_row_depends_on_its_own_agent_only(self):
-        static, params = _built(dataclasses.replace(TINY, head_rank=4))
+        static, params = _built(FULL)
         params = _filled(params)
         tokens, lengths = jnp.tile(_tokens(TINY, (1, 6)), (3, 1)), jnp.array([6, 6, 6])
         mixed = _dense_log_probs(static, params, tokens, lengths, jnp.arange(3))
@@ -117,13 +123,11 @@ class TestHeads:
 
 
 class TestTokenLogProbs:
-    CFG = dataclasses.replace(TINY, head_rank=4, lora_rank=2)
-
-    @pytest.mark.parametrize("chunk", [3, 8, 1024])
+    @pytest.mark.parametrize("chunk", [7, 1024])
     def test_equals_the_dense_computation(self, chunk):
-        static, params = _built(self.CFG)
+        static, params = _built(FULL)
         params = _filled(params)
-        tokens, lengths, agents = _tokens(self.CFG, (3, 11)), jnp.array([11, 4, 1]), jnp.array([0, 1, 2])
+        tokens, lengths, agents = _tokens(FULL, (3, 11)), jnp.array([11, 4, 1]), jnp.array([0, 1, 2])
         dense = _dense_log_probs(static, params, tokens, lengths, agents)
         got = token_log_probs(static, params, tokens, lengths, agents, chunk=chunk)
         assert got.log_probs.shape == got.entropies.shape == (3, 10)
@@ -137,9 +141,9 @@ class TestTokenLogProbs:
                     assert got.log_probs[row, t] == got.entropies[row, t] == 0
 
     def test_gradients_equal_the_dense_ones_in_every_parameter(self):
-        static, params = _built(self.CFG)
+        static, params = _built(FULL)
         params = _filled(params)
-        tokens, lengths, agents = _tokens(self.CFG, (3, 11)), jnp.array([11, 4, 2]), jnp.array([0, 1, 2])
+        tokens, lengths, agents = _tokens(FULL, (3, 11)), jnp.array([11, 4, 2]), jnp.array([0, 1, 2])
         weights = jax.random.normal(jax.random.key(5), (3, 10)) * (jnp.arange(1, 11) < lengths[:, None])
 
         def chunked(p):
@@ -149,7 +153,9 @@ class TestTokenLogProbs:
         def dense(p):
             log_p = _dense_log_probs(static, p, tokens, lengths, agents)[:, :-1]
             entropies = -jnp.sum(jnp.exp(log_p) * log_p, -1)
-            return jnp.sum(weights * (jnp.take_along_axis(log_p, tokens[:, 1:, None], -1)[..., 0] + entropies**2))
+            return jnp.sum(
+                weights * (jnp.take_along_axis(log_p, tokens[:, 1:, None], -1)[..., 0] + entropies**2)
+            )
 
         a, b = jax.jit(jax.grad(chunked))(params), jax.jit(jax.grad(dense))(params)
         jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=2e-4, rtol=1e-3), a, b)
@@ -162,11 +168,9 @@ class TestTokenLogProbs:
 
 
 class TestLora:
-    CFG = dataclasses.replace(TINY, head_rank=4, lora_rank=2, lora_alpha=3.0)
-
     def test_starts_as_the_identity_and_merges_without_a_trace(self):
-        static, params = _built(self.CFG)
-        tokens, lengths = _tokens(self.CFG, (2, 7)), jnp.array([7, 7])
+        static, params = _built(FULL)
+        tokens, lengths = _tokens(FULL, (2, 7)), jnp.array([7, 7])
         bare, bare_params = merge_lora(static, params)
         assert bare.cfg.lora_rank == 0
         at_start = hidden_states(static, params, tokens, lengths)
@@ -175,21 +179,19 @@ class TestLora:
         bare, bare_params = merge_lora(static, params)
         trained = hidden_states(static, params, tokens, lengths)
         np.testing.assert_allclose(trained, hidden_states(bare, bare_params, tokens, lengths), atol=1e-5)
-        untrained = hidden_states(*merge_lora(*_built(self.CFG)), tokens, lengths)
+        untrained = hidden_states(*merge_lora(*_built(FULL)), tokens, lengths)
         assert np.max(np.abs(trained - untrained)) > 1e-2
 
     def test_mask_trains_lora_and_heads_alone(self):
-        static, params = _built(self.CFG)
+        static, params = _built(FULL)
         mask = trainable_mask(static, params, "lora")
-        trains = {
-            jax.tree_util.keystr(path) for path, on in jax.tree_util.tree_leaves_with_path(mask) if on
-        }
+        trains = {jax.tree_util.keystr(path) for path, on in jax.tree_util.tree_leaves_with_path(mask) if on}
         assert all("lora_" in name or "heads" in name for name in trains)
         assert len(trains) == 7 * 2 + 2
         assert all(jax.tree.leaves(trainable_mask(static, params, "full")))
 
     def test_partition_and_combine_are_inverse(self):
-        static, params = _built(self.CFG)
+        static, params = _built(FULL)
         trainable, frozen = partition(params, trainable_mask(static, params, "lora"))
         assert len(jax.tree.leaves(trainable)) == 7 * 2 + 2
         jax.tree.map(np.testing.assert_array_equal, combine(trainable, frozen), params)

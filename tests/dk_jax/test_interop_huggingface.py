@@ -58,7 +58,9 @@ def test_logits_equal_those_of_transformers(family, tied, tmp_path):
     assert np.max(np.abs(expected - np.asarray(got))) <= 1e-4
 
 
-@pytest.mark.parametrize(("family", "tied", "dtype"), [("llama", True, "bfloat16"), ("qwen3", False, "float32")])
+@pytest.mark.parametrize(
+    ("family", "tied", "dtype"), [("llama", True, "bfloat16"), ("qwen3", False, "float32")]
+)
 def test_a_round_trip_is_byte_equal(family, tied, dtype, tmp_path):
     _hf_model(family, tied, getattr(torch, dtype)).save_pretrained(tmp_path / "theirs")
     cfg, params = huggingface.load(tmp_path / "theirs")

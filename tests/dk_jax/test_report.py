@@ -1,4 +1,4 @@
-"""The report tells what a run did, says what is missing, names what is damaged, and needs nothing but itself."""
+"""The report tells what a run did, says what is missing, names what is damaged and needs nothing else."""
 
 import dataclasses
 import json
@@ -16,6 +16,8 @@ from dk_jax.evaluation.contents import load
 from dk_jax.evaluation.examples import pick_examples
 from dk_jax.evaluation.report import ReportError, write_report
 from dk_jax.rollout.trajectory import Trajectory, Turn, Verdict, save_trajectories
+from dk_jax.skills.library import SkillLibrary
+from dk_jax.skills.record import Evidence, Provenance, SkillDraft
 from dk_jax.tasks.builtin import builtin_suite
 
 GOOD = """extern "C" void kernel(const float* x, const float* y, float* out) {
@@ -110,14 +112,28 @@ def scores(trajectories: list[Trajectory]) -> dict:
 
 
 def make_config(workdir: Path) -> None:
-    (workdir / "config.json").write_text(json.dumps(get_config().to_dict()))
+    config = get_config()
+    config.sft.steps, config.rl.steps = 300, 40
+    (workdir / "config.json").write_text(json.dumps(config.to_dict()))
 
 
-def make_metrics(workdir: Path, *, sft: int = 450, rl: int = 40) -> None:
+def make_metrics(workdir: Path, *, sft: int = 300, rl: int = 40) -> None:
     rng = random.Random(3)
-    lines = [{"phase": "corpus", "step": 0, "kernels": 1146, "correct": 978, "tasks": 240, "ok": 978, "seconds": 171.0}]
+    lines = [
+        {
+            "phase": "corpus",
+            "step": 0,
+            "kernels": 1146,
+            "correct": 978,
+            "tasks": 240,
+            "ok": 978,
+            "seconds": 171.0,
+        }
+    ]
     for step in range(1, sft + 1):
-        lines.append({"phase": "sft", "step": step, "loss": 4.6 * math.exp(-step / 60) + 0.42 + rng.gauss(0, 0.03)})
+        lines.append(
+            {"phase": "sft", "step": step, "loss": 4.6 * math.exp(-step / 60) + 0.42 + rng.gauss(0, 0.03)}
+        )
     for step in range(1, rl + 1):
         grown = 1 - math.exp(-step / 18)
         lines.append(
@@ -136,10 +152,319 @@ def make_metrics(workdir: Path, *, sft: int = 450, rl: int = 40) -> None:
                 "skills_active": float(step // 9),
             }
         )
-    (workdir / "metrics.jsonl").write_text("".join(json.dumps({"time": 0.0, **line}) + "\n" for line in lines))
+    (workdir / "metrics.jsonl").write_text(
+        "".join(json.dumps({"time": 0.0, **line}) + "\n" for line in lines)
+    )
 
 
 def make_evaluation(workdir: Path, phase: str, skill: float) -> None:
     found = rollouts(skill, seed=len(phase))
     save_trajectories(workdir / "rollouts" / f"{phase}.jsonl", found)
     (workdir / f"{phase}.json").write_text(json.dumps(scores(found)))
+
+
+def make_library(workdir: Path) -> None:
+    with SkillLibrary(workdir / "library.sqlite") as library:
+        for i, (name, description, effect, good) in enumerate(SKILLS):
+            content = f"Motivation: loops are slow.\nKey Idea: {description}.\nExample:\n{GOOD}"
+            draft = SkillDraft(
+                name=name,
+                description=description,
+                scope="general",
+                tags=("loop", "simd", "cpu"),
+                content=content,
+            )
+            step = 5 * i + 3
+            skill = library.propose(draft, Provenance(task="gelu_tall", step=step), language="cpp")
+            library.record_evidence(
+                skill,
+                Evidence(
+                    step=step, tasks=("gelu_tall", "gelu_wide"), device="cpu", rule="sequential", n=16,
+                    decision="accept" if good else "reject", p=0.03,
+                    effect=effect, low=effect - 0.2, high=effect + 0.25,
+                ),
+            )  # fmt: skip
+            if good:
+                library.activate(skill)
+                library.use(skill, shown=30, selected=12, log_effects=[math.log(1.3)] * 12)
+            else:
+                library.reject(skill, "no gain")
+            library.commit(step)
+
+
+@pytest.fixture
+def finished(tmp_path) -> Path:
+    """The workdir of a finished run."""
+    make_config(tmp_path)
+    make_metrics(tmp_path)
+    make_evaluation(tmp_path, "eval_sft", 0.2)
+    make_evaluation(tmp_path, "eval_rl", 0.9)
+    make_library(tmp_path)
+    return tmp_path
+
+
+class _Page(HTMLParser):
+    """Checks that tags nest, and gathers text, tags and attributes."""
+
+    VOID = frozenset({"meta", "br"})
+
+    def __init__(self, path: Path):
+        super().__init__()
+        self.text, self.tags, self.attributes, self._open = "", [], [], []
+        self.feed(path.read_text(encoding="utf-8"))
+        assert not self._open, f"left open: {self._open}"
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += attrs
+        if tag not in self.VOID:
+            self._open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += attrs
+
+    def handle_endtag(self, tag):
+        assert self._open and self._open.pop() == tag, f"</{tag}> closes nothing"
+
+    def handle_data(self, data):
+        if not self._open or self._open[-1] not in ("style", "title"):
+            self.text += f" {data}"
+
+    def section(self, title: str) -> str:
+        return re.sub(r"\s+", " ", self.text).split(title, 1)[1]
+
+
+def test_a_finished_run_has_every_section_and_needs_nothing_else(finished):
+    path = write_report(finished)
+    assert path == finished / "report.html"
+    page = _Page(path)
+    for title in (
+        "Held-out tasks",
+        "Learning curves",
+        "Task by task",
+        "Skills",
+        "Kernels the model wrote",
+        "How it was made",
+    ):
+        assert title in page.text
+    assert "not finished" not in page.text and ("class", "missing") not in page.attributes
+    assert not {"script", "link", "img", "iframe"} & set(page.tags)
+    assert not [value for name, value in page.attributes if name in ("src", "href") or "://" in (value or "")]
+    assert "@import" not in path.read_text() and "url(" not in path.read_text()
+    assert list(finished.glob("*.part")) == []
+
+
+def test_the_headline_shows_the_scores_of_both_evaluations_and_their_change(finished):
+    before, after = (
+        json.loads((finished / f"{name}.json").read_text())["last_turn"] for name in ("eval_sft", "eval_rl")
+    )
+    text = _Page(write_report(finished)).section("95 %")
+    a, b = 100 * before["correct"], 100 * after["correct"]
+    assert f"Correct {a:.1f} % {b:.1f} % {b - a:+.1f}" in text
+    assert f"Mean speedup {before['mean_speedup']:.2f} × {after['mean_speedup']:.2f} ×" in text
+    assert f"Fast 1.5 {100 * before['fast']['1.5']:.1f} % {100 * after['fast']['1.5']:.1f} %" in text
+
+
+def test_the_interval_of_the_change_is_paired_over_tasks(finished):
+    files = [finished / f"{name}.json" for name in ("eval_sft", "eval_rl")]
+    before, after = (json.loads(file.read_text()) for file in files)
+    for i, name in enumerate(before["tasks"]):
+        before["tasks"][name]["mean_speedup"], after["tasks"][name]["mean_speedup"] = float(i), i + 0.5
+    for file, data in zip(files, (before, after), strict=True):
+        file.write_text(json.dumps(data))
+    text = _Page(write_report(finished)).section("Mean speedup")
+    assert "± 0.00" in text[:60], "every task gains exactly 0.5, however much the tasks differ"
+
+
+def test_held_out_tasks_are_listed_with_their_level_worst_losses_included(finished):
+    data = json.loads((finished / "eval_rl.json").read_text())
+    data["tasks"]["rms_norm_wide"] |= {"mean_speedup": 0.01, "correct": 0.25}
+    (finished / "eval_rl.json").write_text(json.dumps(data))
+    before = json.loads((finished / "eval_sft.json").read_text())["tasks"]["rms_norm_wide"]
+    text = _Page(write_report(finished)).section("Task by task")
+    change = f"{0.01 - before['mean_speedup']:+.2f}".replace("-", "−")
+    assert (
+        f"rms_norm_wide 1 {100 * before['correct']:.0f} % 25 % {before['mean_speedup']:.2f} × 0.01 × {change}"
+        in text
+    )
+
+
+def test_skills_are_listed_with_evidence_and_use_the_rejected_ones_last(finished):
+    text = _Page(write_report(finished)).section("Task by task").split(" Skills ", 1)[1]
+    assert re.search(r"simd_inner_loop .*? active 1\.62 × 1\.42 – 1\.87 16 12 of 30 1\.30 × 3 ", text)
+    assert re.search(r"hoist_reciprocal .*? rejected 1\.06 × 0\.86 – 1\.31 16 0 of 0 – 13 ", text)
+    assert text.index("two_pass_softmax") < text.index("hoist_reciprocal")
+
+
+def test_what_a_model_wrote_cannot_leave_its_box(finished):
+    best = trajectory("gelu_activation_wide", turn("ok", 50.0, NASTY), skills=(NASTY,))
+    best.turns[0].verdict = dataclasses.replace(best.turns[0].verdict, feedback=NASTY)
+    nameless = trajectory(NASTY, turn("no_kernel", source="lone surrogate \udc80"))
+    save_trajectories(finished / "rollouts" / "eval_rl.jsonl", [best, nameless])
+    evaluation = json.loads((finished / "eval_rl.json").read_text())
+    evaluation["tasks"][NASTY] = evaluation["tasks"]["rms_norm_wide"]
+    (finished / "eval_rl.json").write_text(json.dumps(evaluation))
+    page = _Page(write_report(finished))
+    assert "script" not in page.tags
+    assert page.text.count('alert("x")') == 5, (
+        "source, feedback, skill, and the task in table and card are text"
+    )
+    assert page.text.count("<b>over</b>") == 2, "a skill's description and content are text"
+
+
+def test_examples_show_the_best_a_gain_a_typical_one_and_each_common_failure():
+    found = [
+        trajectory("a", turn("ok", 3.0)),
+        trajectory("a", turn("ok", 2.9)),
+        trajectory("b", turn("ok", 2.0)),
+        trajectory("c", turn("build_failed"), turn("ok", 1.8)),
+        *[trajectory("d", turn("ok", 1.0 + 0.01 * i)) for i in range(3)],
+        *[trajectory("e", turn("incorrect")) for _ in range(3)],
+        trajectory("f", turn("no_kernel")),
+    ]
+    picked = {e.why: (e.trajectory.task, e.turns) for e in pick_examples(found)}
+    assert picked == {
+        "Fastest": ("a", (0,)),
+        "Fastest of another task": ("b", (0,)),
+        "Largest gain from feedback": ("c", (0, 1)),
+        "Typical of the correct": ("d", (0,)),
+        "Failed: incorrect (3 of 12 turns)": ("e", (0,)),
+        "Failed: no kernel (1 of 12 turns)": ("f", (0,)),
+    }
+    assert pick_examples([]) == []
+
+
+@pytest.mark.parametrize(
+    ("made", "said", "next_phase"),
+    [
+        (
+            (),
+            ["config.json is missing", "No held-out evaluation", "library is empty", "No kernels"],
+            "Corpus",
+        ),
+        (
+            (make_config,),
+            ["Joint RL has not begun", "cold start has not begun", "library is empty"],
+            "Corpus",
+        ),
+        (
+            (make_config, lambda w: make_metrics(w, sft=120, rl=0)),
+            ["120 of 300 steps", "Joint RL has not begun"],
+            "Cold start",
+        ),
+        (
+            (make_config, lambda w: make_metrics(w, rl=7), lambda w: make_evaluation(w, "eval_sft", 0.3)),
+            ["7 of 40 steps", "From held-out tasks before RL"],
+            "Joint RL",
+        ),
+    ],
+    ids=["empty", "config only", "in the cold start", "in RL"],
+)
+def test_an_unfinished_run_has_a_report_that_says_what_is_missing(tmp_path, made, said, next_phase):
+    for make in made:
+        make(tmp_path)
+    text = re.sub(r"\s+", " ", _Page(write_report(tmp_path)).text)
+    for words in said:
+        assert words in text
+    assert f"not finished: {next_phase} comes next" in text
+
+
+def test_kernels_come_from_the_newest_rollouts(finished):
+    (finished / "rollouts" / "eval_rl.jsonl").unlink()
+    for step, task in [(100, "new"), *((step, "old") for step in (9, 99, 10, 11, 90, 1, 2))]:
+        selection = Trajectory(agent="selection", task="other", group="other")
+        path = finished / "rollouts" / f"step_{step:05d}.jsonl"
+        save_trajectories(path, [selection, trajectory(task, turn("ok", 1.5))])
+    contents = load(finished)
+    assert contents.kernels_from == "RL step 100"
+    assert [t.task for t in contents.kernels] == ["new"], "other agents write no kernels"
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("config.json", "{"),
+        ("config.json", "[]"),
+        ("eval_sft.json", '{"last_turn": {}}'),
+        ("eval_rl.json", "\x00"),
+        ("metrics.jsonl", '{"phase": "rl", "reward": 1}\n'),
+        ("metrics.jsonl", '{"phase": "rl", "step": 1, "reward": "high"}\n'),
+        ("metrics.jsonl", "[1]\n"),
+        ("rollouts/eval_rl.jsonl", '{"agent": "policy"}\n'),
+        ("library.sqlite", "this is no database, and it is long enough to look like a page of one" * 20),
+    ],
+)
+def test_a_damaged_file_is_named_and_the_old_report_stays(finished, name, content):
+    (finished / "report.html").write_text("the report of yesterday")
+    (finished / name).write_text(content)
+    with pytest.raises(ReportError, match=re.escape(str(finished / name))):
+        write_report(finished)
+    assert (finished / "report.html").read_text() == "the report of yesterday"
+
+
+def test_a_long_run_gives_a_small_page(tmp_path):
+    make_config(tmp_path)
+    make_metrics(tmp_path, sft=3000, rl=2000)
+    assert write_report(tmp_path).stat().st_size < 600_000
+
+
+# --- charts ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("low", "high"), [(0, 1), (0.03, 0.031), (-3, 7), (0, 12345), (2, 2), (0, 0), (0.5, 1e6)]
+)
+def test_ticks_are_round_evenly_spaced_and_cover_the_data(low, high):
+    marks = charts.ticks(low, high)
+    steps = [b - a for a, b in zip(marks, marks[1:], strict=False)]
+    assert marks[0] <= low and marks[-1] >= high and 2 <= len(marks) <= 8
+    assert max(steps) - min(steps) < 1e-6 * max(steps)
+    digits = f"{steps[0]:.6e}".split("e")[0].rstrip("0").rstrip(".")
+    assert digits in ("1", "2", "2.5", "5")
+
+
+def test_an_axis_without_an_end_is_refused():
+    with pytest.raises(ValueError, match="finite"):
+        charts.ticks(0.0, math.inf)
+
+
+def test_thinning_keeps_the_mean_and_bounds_the_points():
+    x = list(range(1000))
+    thinned_x, y = charts.thin(x, [2.0 * v for v in x], most=240)
+    assert len(thinned_x) == len(y) <= 240
+    assert y == [2 * v for v in thinned_x]
+    assert sum(thinned_x) / len(thinned_x) == pytest.approx(499.5)
+    assert charts.thin([1, 2], [3, 4], most=240) == [[1, 2], [3, 4]]
+
+
+def test_a_running_mean_is_shorter_at_the_ends():
+    assert charts.running_mean([0.0, 3.0, 6.0, 9.0], 3) == [1.5, 3.0, 6.0, 7.5]
+
+
+def test_a_higher_value_is_drawn_higher_and_a_later_one_further_right():
+    axis = charts.Axis(label="step")
+    svg = charts.line_chart(
+        "t", [1, 2, 3], {"y": [0.0, 10.0, 5.0]}, x_axis=axis, y_axis=charts.Axis(label="u")
+    )
+    path = re.search(r'<path d="M([^"]*)" fill="none"', svg).group(1)
+    (x1, y1), (x2, y2), (x3, y3) = (tuple(map(float, point.split())) for point in path.split("L"))
+    assert x1 < x2 < x3 and x2 - x1 == pytest.approx(x3 - x2)
+    assert y2 < y3 < y1 and y3 - y2 == pytest.approx(y1 - y3, abs=0.11)
+    assert "step 2: y 10" in svg, "a tooltip gives the numbers"
+
+
+def test_stacked_parts_lie_on_one_another():
+    axis = charts.Axis(label="step")
+    parts = {"a": [2.0, 1.0], "b": [3.0, 1.0]}
+    svg = charts.stacked_columns("t", [1, 2], parts, x_axis=axis, y_axis=charts.Axis(label="s"))
+    rects = re.findall(r'y="([\d.]+)" width="[\d.]+" height="([\d.]+)" fill="var\(--series-(\d)\)"', svg)
+    (a_top, a_height, _), (b_top, b_height, _) = ((float(y), float(h), s) for y, h, s in rects[:2])
+    assert b_top + b_height == pytest.approx(a_top, abs=0.11)
+    assert b_height / a_height == pytest.approx(1.5, rel=0.02)
+
+
+def test_one_point_is_a_chart_too():
+    axis = charts.Axis(label="step")
+    assert "<circle" in charts.line_chart("t", [7], {"y": [1.0]}, x_axis=axis, y_axis=axis, smooth=5)
+    assert "<rect" in charts.stacked_columns("t", [7], {"y": [1.0]}, x_axis=axis, y_axis=axis)

@@ -53,7 +53,9 @@ def codec(request, chat_directory):
 
 TEXTS = st.one_of(
     st.text(),
-    st.lists(st.sampled_from([*SPECIALS, "<|im_start|>", "<|im_end|>", "<think>", " ", "\n\t", "x1", "é", "漢"])).map("".join),
+    st.lists(
+        st.sampled_from([*SPECIALS, "<|im_start|>", "<|im_end|>", "<think>", " ", "\n\t", "x1", "é", "漢"])
+    ).map("".join),
 )
 
 
@@ -73,7 +75,11 @@ class TestRoundTrip:
     def test_saving_and_loading_changes_nothing(self, codec, tmp_path):
         codec.save(tmp_path)
         again = load_codec(tmp_path)
-        assert (again.vocab_size, again.pad_id, again.eos_id) == (codec.vocab_size, codec.pad_id, codec.eos_id)
+        assert (again.vocab_size, again.pad_id, again.eos_id) == (
+            codec.vocab_size,
+            codec.pad_id,
+            codec.eos_id,
+        )
         assert again.open_turn(KERNEL, first=True) == codec.open_turn(KERNEL, first=True)
         assert again.open_turn("x", first=False) == codec.open_turn("x", first=False)
         assert again.decode(range(codec.vocab_size)) == codec.decode(range(codec.vocab_size))
@@ -96,8 +102,18 @@ class TestTrainedCodec:
         assert {" kernel", "extern", "\n   ", "\n       ", " fmaxf", " ++", "],", " 0"} <= set(pieces)
         for piece in pieces:
             core = piece.strip()
-            assert not core or core.replace("_", "a").isalpha() or core in "0123456789" or not any(map(str.isalnum, core))
+            assert (
+                not core
+                or core.replace("_", "a").isalpha()
+                or core in "0123456789"
+                or not any(map(str.isalnum, core))
+            )
         assert [codec.decode([i]) for i in codec.encode("128")] == ["1", "2", "8"]
+
+    def test_idioms_may_become_one_token_and_lose_nothing(self):
+        codec = train_codec([KERNEL] * 50, 2000, idioms=(r"; \+\+i\) \{\n",))
+        assert "; ++i) {\n" in [codec.decode([i]) for i in codec.encode(KERNEL)]
+        assert codec.decode(codec.encode(KERNEL + "; ++j) {")) == KERNEL + "; ++j) {"
 
     def test_the_vocabulary_has_the_size_asked_for(self):
         assert _own().vocab_size <= 420
@@ -126,7 +142,9 @@ class TestChatCodec:
         tokens = codec.open_turn("write 12 kernels", first=True)
         assert tokens == ids(opening.format("write 12 kernels"))
         tokens += [*codec.encode("done"), codec.eos_id, *codec.open_turn("again", first=False)]
-        assert tokens == ids(opening.format("write 12 kernels") + "done<|im_end|>\n" + opening.format("again"))
+        assert tokens == ids(
+            opening.format("write 12 kernels") + "done<|im_end|>\n" + opening.format("again")
+        )
 
     def test_a_special_token_in_a_message_stays_text(self, chat_directory):
         codec = hf_codec(chat_directory)

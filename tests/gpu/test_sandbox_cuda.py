@@ -1,8 +1,11 @@
 """CUDA sources through an unchanged `load_inline`: built once for what the compiler sees."""
 
+LIMITS = {"build_s": 240, "memory_bytes": 16 << 30}
+"""The compilers parse the framework's headers with several GB at once."""
+
 
 def test_load_inline_builds_runs_and_is_reused_whatever_python_surrounds_it(judge):
-    cold = judge("task_add", "add_load_inline", language="cuda", build_s=240)
+    cold = judge("task_add", "add_load_inline", language="cuda", **LIMITS)
     assert cold.outcome == "ok"
     assert cold.coverage > 0.95
     assert 0.7 < cold.timing.speedup < 1.5
@@ -19,7 +22,7 @@ def test_load_inline_builds_runs_and_is_reused_whatever_python_surrounds_it(judg
 
 
 def test_a_compilers_error_is_a_failed_build_with_its_words(judge):
-    result = judge("task_add", "add_load_inline", language="cuda", change=("y[i];", "z[i];"), build_s=240)
+    result = judge("task_add", "add_load_inline", language="cuda", change=("y[i];", "z[i];"), **LIMITS)
     assert result.outcome == "build_failed"
     assert '"z" is undefined' in result.feedback
     assert "/tmp" not in result.feedback

@@ -90,11 +90,11 @@ for inputs in (big, small):
 cold = device.time_block(fn, 20, lambda i: big[i % 2])
 warm = device.time_block(fn, 20, lambda i: big[i % 2], flush=False)
 small_cold = min(device.time_block(fn, 20, lambda i: small[i % 2]).event_ms for _ in range(5))
-small_warm = min(device.time_block(fn, 200, lambda i: small[i % 2], flush=False).event_ms / 10 for _ in
-range(5)) empty = device.time_block(fn, 0, lambda i: []) facts = {name: [b.event_ms, b.wall_ms, b.span_ms,
-b.bound_by] for name, b in
-         {"cold": cold, "warm": warm, "empty": empty}.items()}
-print(json.dumps({**facts, "small": [small_cold, small_warm], "calibrated": device._empty}))
+small_warm = min(device.time_block(fn, 200, lambda i: small[i % 2], flush=False).event_ms for _ in range(5))
+empty = device.time_block(fn, 0, lambda i: [])
+blocks = {"cold": cold, "warm": warm, "empty": empty}
+facts = {name: [b.event_ms, b.wall_ms, b.span_ms, b.bound_by] for name, b in blocks.items()}
+print(json.dumps({**facts, "small": [small_cold, small_warm / 10], "calibrated": device._empty}))
 """
     seen = run(code)
     event_ms, wall_ms, span_ms, _ = seen["cold"]

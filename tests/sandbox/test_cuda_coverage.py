@@ -121,7 +121,8 @@ def test_a_cuda_ordinal_is_mapped_through_the_visible_devices(monkeypatch):
 PROFILE = {
     "kernels": [
         {"name": "k", "ms": 3.0, "launches": 2, "kind": "kernel", "block_threads": 128, "registers": 20},
-        {"name": "Memset (Device)", "ms": 1.0, "launches": 1, "kind": "memset", "block_threads": None, "registers": None},
+        {"name": "fill", "ms": 1.0, "launches": 1, "kind": "memset",
+     "block_threads": None, "registers": None},
     ],
     "own": [{"name": "k", "origin": "triton", "block_threads": 128, "registers": 20}],
 }  # fmt: skip
@@ -166,4 +167,4 @@ def test_a_malformed_or_missing_compile_report_is_an_unknown():
     report = compile_for(runner_that_replies({"report": {"arch": "sm_90"}}), 0, 1, "sm_90")
     assert report.compiles is None and "malformed" in report.summary()
     report = compile_for(runner_that_replies(JailReply("runtime_error", "boom")), 0, 1, "sm_90")
-    assert report.summary() == "compiles for sm_90: unknown (boom)"
+    assert report.summary() == "compiles for sm_90: unknown, no kernel was launched: boom"

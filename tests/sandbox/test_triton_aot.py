@@ -14,8 +14,10 @@ KERNELS = Path(__file__).parents[1] / "gpu" / "kernels"
 SCRIPT = """
 import json, sys
 import torch
+from sandbox.build import triton
 from sandbox.build.triton import aot_compile
 for order in json.load(sys.stdin):
+    triton._SHARED_LIMIT_BYTES["sm_90"] = order["shared_bytes"]
     args = [torch.randn(shape) for shape in order["shapes"]]
     report = aot_compile(order["source"], order["arch"], init=order["init"], args=args)
     print(json.dumps(report.to_json()), flush=True)
@@ -23,7 +25,7 @@ for order in json.load(sys.stdin):
 
 
 def compile_all(*orders):
-    orders = [{"arch": "sm_90", "init": [], **order} for order in orders]
+    orders = [{"arch": "sm_90", "init": [], "shared_bytes": 227 << 10, **order} for order in orders]
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT], input=json.dumps(orders), capture_output=True, text=True, timeout=120
     )
@@ -53,7 +55,7 @@ def test_kernels_are_compiled_as_a_launch_would_compile_them():
     assert "kernel add_kernel" in broken.summary() and "lod" in broken.summary()
 
     assert plain.compiles is None
-    assert plain.summary() == "compiles for sm_90: unknown (forward launched no kernel)"
+    assert plain.summary() == "compiles for sm_90: unknown, no kernel was launched"
 
 
 FAILING_FIRST = """
@@ -67,28 +69,29 @@ def bad(x_ptr, BLOCK: tl.constexpr):
 def good(x_ptr, BLOCK: tl.constexpr):
     tl.store(x_ptr + tl.arange(0, BLOCK), 1.0)
 
-@triton.jit
-def wide(a_ptr, BLOCK: tl.constexpr):
-    rows = tl.arange(0, BLOCK)[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
-    a = tl.load(a_ptr + rows)
-    tl.store(a_ptr + rows, tl.dot(a, a))
-
 class ModelNew:
     def __call__(self, x):
         bad[(1,)](x, BLOCK=16)
         good[(1,)](x, BLOCK=16)
-        wide[(1,)](x, BLOCK=256)
         assert x.is_cuda, "needs a GPU"
 """
 
 
 def test_a_kernel_that_fails_does_not_hide_the_ones_after_it():
-    (report,) = compile_all({"source": FAILING_FIRST, "shapes": [(256, 256)]})
-    assert report.kernels == ("bad", "good", "wide")
+    (report,) = compile_all({"source": FAILING_FIRST, "shapes": [(16,)]})
+    assert report.kernels == ("bad", "good")
     assert "undefined_name" in report.error("bad")
     assert report.error("good") == ""
-    assert "shared memory" in report.error("wide")
     assert "needs a GPU" in report.stopped
+
+
+def test_a_kernel_that_needs_more_shared_memory_than_a_block_may_use_does_not_count_as_compiled():
+    fits, exceeds = compile_all(
+        candidate("softmax_triton.py", (16, 1000)), candidate("softmax_triton.py", (16, 1000), shared_bytes=8)
+    )
+    assert fits.compiles
+    assert exceeds.compiles is False
+    assert "shared memory" in exceeds.error("softmax_kernel")
 
 
 def test_an_autotuned_kernel_compiles_if_one_configuration_does():

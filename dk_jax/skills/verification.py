@@ -1,0 +1,297 @@
+"""Is a skill worth having? Rules that decide from candidates written with it and without it (DESIGN 4.4).
+
+`SequentialTest` compares pairs (control, treated) of one task each, pooled over tasks. A pair's evidence is
+
+    d = log speedup(treated) - log speedup(control) - log min_ratio     both correct
+    d = +log mixed_ratio or -log mixed_ratio                            only the treated, only the control
+    d = 0                                                               neither is
+
+Under the null hypothesis the skill changes nothing but speeds, and those by no more than min_ratio. Treated
+and control are drawn and judged alike, so their labels could as well be swapped: given the sizes |d|, every
+pattern of signs is equally likely (or leans to the control), and the p-value is the share of the 2^n
+patterns whose sum is at least the observed one. That is exact for any distribution of speedups, ties and
+failures included. Failures could enter d at the floor of `fail_speedup`, but one such pair would drown what
+five others say of speeds. They do enter the effect that is reported, and a skill whose effect, failures at
+the floor, is not above min_ratio is not accepted.
+
+The test looks after each of `looks` pairs and may stop. The error rate alpha is spent over the looks in
+proportion to (n_k / n_last)^spend_power, jointly: at look k the patterns that earlier looks accepted are
+counted together with those at least as extreme as the observed one now, and the test passes when this share
+is at most alpha * (n_k / n_last)^spend_power. So the chance that a useless skill passes at any look is at
+most alpha, and what a coarse early look can't spend is left to later ones. Stopping early for futility, the
+floor and the bar (the best treated candidate must reach `bar` times eager) only lower that chance.
+
+Share accepted when the skill makes correct kernels 2x faster (1.5x in brackets), by simulation with
+log-speedups of standard deviation s within an arm and a share f of failures in both arms; one look at n
+pairs, min_ratio 1 (4 pairs can't show 0.05; looks at 4 and 8 pairs accept as many as one at 8, sooner):
+
+    alpha  n   s=0.3 f=0    s=0.3 f=0.2  s=0.3 f=0.4  s=0.6 f=0    s=0.6 f=0.2
+    0.05   6   0.96 (0.61)  0.43 (0.25)  0.13 (0.08)  0.50 (0.24)  0.23 (0.12)
+    0.05   8   0.99 (0.77)  0.66 (0.40)  0.28 (0.16)  0.64 (0.31)  0.36 (0.18)
+    0.1    4   0.83 (0.48)  0.35 (0.24)  0.13 (0.11)  0.40 (0.22)  0.21 (0.14)
+    0.1    6   0.99 (0.78)  0.65 (0.43)  0.30 (0.21)  0.69 (0.39)  0.41 (0.25)
+    0.1    8   1.00 (0.89)  0.81 (0.58)  0.46 (0.32)  0.81 (0.48)  0.57 (0.32)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Literal, Protocol
+
+import numpy as np
+from scipy.special import stdtrit
+
+# Up to here all sign patterns are enumerated; beyond, as many are drawn with a fixed seed.
+_MAX_EXACT_PAIRS = 14
+# Outcomes that say nothing of a candidate.
+_NO_VERDICT = ("infra_error", "cancelled")
+
+
+class VerdictView(Protocol):
+    """The part of a verdict that counts here."""
+
+    outcome: str
+    speedup: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Decision:
+    """What a rule says.
+
+    Attributes:
+        status: "accept", "reject", or "continue" (more pairs are needed).
+        effect: speedup ratio, with the skill over without (geometric mean over pairs); 1 without any pair.
+        low, high: its 95 % interval (Student's t on the log-differences), None below two pairs.
+        p: p-value at the last look, counting earlier looks; None where the rule has none or no look was
+            reached.
+        spent: error rate that p was held against, or None.
+        n: pairs that the decision rests on.
+        best: highest speedup over eager of a correct treated candidate, 0 if none was correct.
+        reason: the decision in words.
+    """
+
+    status: Literal["accept", "reject", "continue"]
+    effect: float
+    low: float | None = None
+    high: float | None = None
+    p: float | None = None
+    spent: float | None = None
+    n: int
+    best: float
+    reason: str
+
+
+def speedup_of(verdict: VerdictView) -> float | None:
+    """A verdict as the rules take it.
+
+    The speedup; None for a failed candidate; NaN where the judge itself failed.
+    """
+    if verdict.outcome in _NO_VERDICT:
+        return math.nan
+    return verdict.speedup if verdict.outcome == "ok" and verdict.speedup > 0 else None
+
+
+def score(speedup: float | None, *, fail_speedup: float) -> float:
+    """Log-speedup of a candidate; failed ones (None), and those slower still, count as `fail_speedup`."""
+    return math.log(fail_speedup if speedup is None else max(speedup, fail_speedup))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SequentialTest:
+    """Paired sign-flip permutation test with alpha spending; see the module's text.
+
+    Attributes:
+        min_ratio: gain that must be exceeded, as a speedup ratio.
+        alpha: chance of accepting a skill that gains no more than that.
+        looks: numbers of pairs after which to look, ascending.
+        bar: speedup over eager that the best treated candidate must reach.
+        fail_speedup: speedup that a failed candidate counts as in the effect.
+        mixed_ratio: what a pair with one failure counts as in the test, as a speedup ratio in favour of the
+            other one.
+        futility: give up at a look whose own p-value exceeds this; 1 never gives up.
+        spend_power: 1 spends alpha evenly over the pairs, more keeps it for later looks.
+    """
+
+    min_ratio: float = 1.0
+    alpha: float = 0.1
+    looks: tuple[int, ...] = (4, 8)
+    bar: float = 1.2
+    fail_speedup: float = 0.25
+    mixed_ratio: float = 1.4
+    futility: float = 0.5
+    spend_power: float = 1.0
+
+    def __post_init__(self):
+        if not self.looks or list(self.looks) != sorted(set(self.looks)) or self.looks[0] < 1:
+            raise ValueError(f"looks must be ascending numbers of pairs, got {self.looks}")
+        if not 0.0 < self.alpha < 1.0:
+            raise ValueError(f"alpha is an error rate between 0 and 1, got {self.alpha}")
+        if self.alpha < 2.0 ** -self.looks[-1]:
+            raise ValueError(
+                f"{self.looks[-1]} pairs can't show an error rate of {self.alpha}: the smallest p-value is "
+                f"{2.0 ** -self.looks[-1]:.4f}. Add pairs or raise alpha."
+            )
+        for name in ("min_ratio", "fail_speedup"):
+            if getattr(self, name) <= 0.0:
+                raise ValueError(f"{name} is a speedup and must be positive, got {getattr(self, name)}")
+        if self.mixed_ratio < 1.0:
+            raise ValueError(
+                f"mixed_ratio must be >= 1, or a failure would count for the skill; got {self.mixed_ratio}"
+            )
+
+    def next_look(self, n: int) -> int | None:
+        """Pairs needed in all for the look after n pairs, or None after the last."""
+        return next((look for look in self.looks if look > n), None)
+
+    def decide(self, control: Sequence[float | None], treated: Sequence[float | None]) -> Decision:
+        """Decides from all pairs so far; call again with more pairs appended while it says "continue".
+
+        Args:
+            control, treated: speedups over eager of the pairs' candidates in the order they were judged; pair
+                i is of one task. None for a failed candidate. A pair with NaN (the judge failed) is left out.
+
+        Raises:
+            ValueError: arms of different lengths.
+        """
+        if len(control) != len(treated):
+            raise ValueError(
+                f"{len(control)} control and {len(treated)} treated candidates do not form pairs"
+            )
+        pairs = [(c, t) for c, t in zip(control, treated, strict=True) if not (_is_nan(c) or _is_nan(t))]
+        gain = np.array([self._score(t) - self._score(c) for c, t in pairs])
+        reached = [look for look in self.looks if look <= len(pairs)]
+        if not reached:
+            return self._decision("continue", gain, pairs, f"{len(pairs)} of {self.looks[0]} pairs are in")
+        evidence = np.array([self._evidence(c, t) for c, t in pairs])
+        signs = _sign_patterns(reached[-1])
+        accepted = np.zeros(len(signs), bool)
+        for look in reached:
+            spent = self.alpha * (look / self.looks[-1]) ** self.spend_power
+            sums = signs[:, :look] @ evidence[:look]
+            # Equal sums may differ in their last bits; they count as equal.
+            slack = 1e-9 * float(np.abs(evidence[:look]).sum())
+            extreme = sums >= sums[0] - slack
+            p = float(np.mean(accepted | extreme))
+            accepted |= _most_extreme(np.where(accepted, -np.inf, sums), int(accepted.sum()), spent, slack)
+            seen = self._decision("continue", gain[:look], pairs[:look], "", p=p, spent=spent)
+            missing = self._missing(seen, passed=bool(accepted[0]))
+            if not missing:
+                reason = f"{seen.effect:.2f}x with the skill, p = {p:.3g} (allowed {spent:.3g})"
+                return dataclasses.replace(seen, status="accept", reason=reason)
+            if look == self.looks[-1]:
+                return dataclasses.replace(seen, status="reject", reason=missing)
+            if not accepted[0] and float(np.mean(extreme)) > self.futility:
+                return dataclasses.replace(
+                    seen, status="reject", reason=f"{missing}; more pairs would not help"
+                )
+        return self._decision("continue", gain, pairs, missing, p=p, spent=spent)
+
+    def _missing(self, seen: Decision, *, passed: bool) -> str:
+        """What an acceptance lacks, or ""."""
+        if not passed:
+            return (
+                f"a gain over {self.min_ratio:g}x is not shown: p = {seen.p:.3g} (allowed {seen.spent:.3g})"
+            )
+        if seen.effect <= self.min_ratio:
+            return f"failures outweigh the gain: {seen.effect:.2f}x when they count as {self.fail_speedup:g}x"
+        if seen.best < self.bar:
+            return f"the best treated candidate reaches {seen.best:.2f}x of eager; the bar is {self.bar:g}x"
+        return ""
+
+    def _score(self, speedup: float | None) -> float:
+        return score(speedup, fail_speedup=self.fail_speedup)
+
+    def _evidence(self, control: float | None, treated: float | None) -> float:
+        if control is not None and treated is not None:
+            return self._score(treated) - self._score(control) - math.log(self.min_ratio)
+        return math.log(self.mixed_ratio) * ((treated is not None) - (control is not None))
+
+    def _decision(self, status, gain, pairs, reason, **facts) -> Decision:
+        low, high = _interval(gain)
+        return Decision(
+            status=status,
+            effect=math.exp(gain.mean()) if len(gain) else 1.0,
+            low=low,
+            high=high,
+            n=len(gain),
+            best=max((treated for _, treated in pairs if treated is not None), default=0.0),
+            reason=reason,
+            **facts,
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PaperRule:
+    """daVinci-kernel's rule: one greedy first turn with the skill, correct and fast enough.
+
+    No error rate is controlled.
+
+    Attributes:
+        min_absolute: speedup over eager that it must reach.
+        min_ratio: times the trigger's first turn that it must reach.
+        fail_speedup: what a failed first turn counts as when the effect is computed.
+    """
+
+    min_absolute: float = 1.2
+    min_ratio: float = 1.2
+    fail_speedup: float = 0.25
+
+    def decide(self, first: float | None, treated: float | None) -> Decision:
+        """Decides from the trigger's first turn and the turn with the skill.
+
+        Both are speedups over eager; None if failed.
+        """
+        if _is_nan(first) or _is_nan(treated):
+            return Decision(status="reject", effect=1.0, n=0, best=0.0, reason="the judge gave no verdict")
+        first, new = first or 0.0, treated or 0.0
+        accept = new >= self.min_absolute and new >= self.min_ratio * first
+        return Decision(
+            status="accept" if accept else "reject",
+            effect=max(new, self.fail_speedup) / max(first, self.fail_speedup),
+            n=1,
+            best=new,
+            reason=(
+                f"{new:.2f}x of eager (at least {self.min_absolute:g}x) against {first:.2f}x at first "
+                f"(at least {self.min_ratio:g} times that)"
+            ),
+        )
+
+
+def _most_extreme(sums: np.ndarray, before: int, spent: float, slack: float) -> np.ndarray:
+    """The open patterns with the largest sums that fit into the share `spent`, ties together.
+
+    `before` patterns are accepted already and count; their sums are -inf.
+    """
+    ordered = np.sort(sums)
+    at_least_as_large = len(sums) - np.searchsorted(ordered, sums - slack, side="left")
+    return np.isfinite(sums) & (before + at_least_as_large <= spent * len(sums) * (1 + 1e-12))
+
+
+@lru_cache(maxsize=16)
+def _sign_patterns(n: int) -> np.ndarray:
+    """Patterns of signs, f64[patterns, n], the first one all +1.
+
+    Every one, or a fixed draw where there are too many.
+    """
+    if n <= _MAX_EXACT_PAIRS:
+        bits = (np.arange(2**n)[:, None] >> np.arange(n)[None, :]) & 1
+    else:
+        bits = np.random.default_rng(0).integers(0, 2, (2**_MAX_EXACT_PAIRS, n))
+        bits[0] = 0
+    signs = 1.0 - 2.0 * bits
+    signs.flags.writeable = False
+    return signs
+
+
+def _is_nan(speedup: float | None) -> bool:
+    return speedup is not None and math.isnan(speedup)
+
+
+def _interval(gain: np.ndarray, level: float = 0.95) -> tuple[float | None, float | None]:
+    if len(gain) < 2:
+        return None, None
+    half = float(stdtrit(len(gain) - 1, (1 + level) / 2)) * float(gain.std(ddof=1)) / math.sqrt(len(gain))
+    return math.exp(gain.mean() - half), math.exp(gain.mean() + half)

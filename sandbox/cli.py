@@ -1,0 +1,222 @@
+"""Command line: `serve` runs a server, `eval` judges one file, `doctor` reports on this machine."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from sandbox.client import SandboxBusy, SandboxClient, SandboxRejected, SandboxUnavailable
+from sandbox.protocol import Candidate, EvaluationResult, Options, TaskSpec
+
+START_S = 120.0
+
+
+class UsageError(RuntimeError):
+    """Something the user can put right; printed without a traceback, exit status 2."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command; returns the exit status (0 whenever a verdict was reached, whatever it is)."""
+    arguments = _parser().parse_args(argv)
+    try:
+        return arguments.run(arguments)
+    except (UsageError, SandboxRejected, SandboxBusy, SandboxUnavailable) as error:
+        print(f"sandbox: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m sandbox", description=__doc__)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    serve = commands.add_parser("serve", help="judge kernels for clients on a Unix socket")
+    serve.add_argument("--socket", required=True, type=Path, help="path of the socket (made with mode 0600)")
+    _server_arguments(serve)
+    serve.add_argument("--require", action="append", default=[], choices=["cpp", "triton", "cuda"],
+                       help="refuse to start when candidates of this language cannot be judged")  # fmt: skip
+    serve.add_argument("--log-level", default="warning", choices=["debug", "info", "warning", "error"])
+    serve.set_defaults(run=_serve)
+
+    evaluate = commands.add_parser("eval", help="judge one candidate file against one task file")
+    evaluate.add_argument("--task", required=True, type=Path, help="Python file with Model, get_inputs, get_init_inputs")
+    evaluate.add_argument("--candidate", required=True, type=Path)
+    evaluate.add_argument("--language", choices=["triton", "cuda", "cpp"], help="default: by the file's ending and text")
+    evaluate.add_argument("--form", choices=["module", "kernel"], help="default: kernel for .cpp and .cc, else module")
+    evaluate.add_argument("--entry-point", default="ModelNew")
+    evaluate.add_argument("--dtype", default="float32", choices=["float32", "float16", "bfloat16"])
+    evaluate.add_argument("--timing", default="full", choices=["none", "quick", "full"])
+    evaluate.add_argument("--trials", type=int, default=3, help="correctness trials")
+    evaluate.add_argument("--admit", action="store_true", help="reject a task that a trivial answer would pass")
+    evaluate.add_argument("--profile", action="store_true", help="report kernels and coverage (GPU)")
+    evaluate.add_argument("--socket", type=Path, help="use the server on this socket instead of a private one")
+    evaluate.add_argument("--json", action="store_true", help="print the result model alone")
+    _server_arguments(evaluate)
+    evaluate.set_defaults(run=_eval)
+
+    doctor = commands.add_parser("doctor", help="report what this machine offers and what is missing")
+    doctor.set_defaults(run=_doctor)
+    return parser
+
+
+def _server_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--device", default=None, help="cpu, cuda:N or auto")
+    parser.add_argument("--workers", type=int, help="evaluations in progress at once")
+    parser.add_argument("--threads", type=int, help="OpenMP threads of candidates and references")
+    parser.add_argument("--cache", help="directory of built artifacts (default: ~/.cache/dk_sandbox)")
+    parser.add_argument("--max-queue", type=int, default=4096, help="evaluations that may wait")
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    from sandbox.server import ServerError, serve
+    from sandbox.settings import SettingsError, capabilities, make_settings
+
+    logging.basicConfig(
+        level=arguments.log_level.upper(), format="%(asctime)s %(name)s %(levelname)s %(message)s"
+    )
+    try:
+        settings = make_settings(
+            device=arguments.device or "auto", workers=arguments.workers, threads=arguments.threads,
+            cache=arguments.cache, max_queue=arguments.max_queue,
+        )  # fmt: skip
+        languages = capabilities(settings).languages
+        for language in arguments.require:
+            if not languages[language].available:
+                raise UsageError(f"{language} candidates cannot be judged here: {languages[language].problem}")
+        if not languages["cpp"].available:
+            logging.getLogger("sandbox").warning("cpp candidates will be refused: %s", languages["cpp"].problem)
+        serve(settings, arguments.socket, log_level=arguments.log_level)
+    except (SettingsError, ServerError) as error:
+        raise UsageError(str(error)) from error
+    return 0
+
+
+def _doctor(_: argparse.Namespace) -> int:
+    from sandbox.doctor import report
+
+    print(report())
+    return 0
+
+
+def _eval(arguments: argparse.Namespace) -> int:
+    task_text, source = _read(arguments.task), _read(arguments.candidate)
+    language, form = _kind(arguments, source)
+    device = arguments.device if arguments.device not in (None, "auto") else _default_device(language)
+    try:
+        task = TaskSpec(reference=task_text, name=arguments.task.stem, device=device, dtype=arguments.dtype)
+        candidate = Candidate(source=source, language=language, form=form, entry_point=arguments.entry_point)
+        options = Options(
+            timing=arguments.timing, correctness_trials=arguments.trials, admit=arguments.admit,
+            profile=arguments.profile or device != "cpu",
+        )  # fmt: skip
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise UsageError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+    with _server(arguments, device) as socket_path, SandboxClient(socket_path, retry_for_s=START_S) as sandbox:
+        [result] = sandbox.evaluate(task, [candidate], options)
+    print(result.model_dump_json(indent=2) if arguments.json else readable(result, arguments))
+    return 0 if result.outcome != "infra_error" else 3
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read {path}: {error}") from error
+
+
+def _kind(arguments: argparse.Namespace, source: str) -> tuple[str, str]:
+    bare = arguments.candidate.suffix in (".cpp", ".cc", ".cxx", ".c")
+    form = arguments.form or ("kernel" if bare else "module")
+    if arguments.language:
+        return arguments.language, form
+    if form == "kernel":
+        return "cpp", form
+    if "cuda_sources" in source:
+        return "cuda", form
+    return ("cpp" if "cpp_sources" in source else "triton"), form
+
+
+def _default_device(language: str) -> str:
+    from sandbox.settings import count_gpus
+
+    return "cuda:0" if language != "cpp" and count_gpus() else "cpu"
+
+
+@contextmanager
+def _server(arguments: argparse.Namespace, device: str) -> Iterator[Path]:
+    """The server that `--socket` names, else a private one that ends with this command."""
+    if arguments.socket is not None:
+        yield arguments.socket
+        return
+    with tempfile.TemporaryDirectory(prefix="dk_sandbox_eval-") as directory:
+        path = Path(directory) / "socket"
+        command = [sys.executable, "-m", "sandbox", "serve", "--socket", str(path), "--device", device,
+                   "--workers", "1", "--log-level", "error"]  # fmt: skip
+        for name in ("threads", "cache"):
+            if getattr(arguments, name) is not None:
+                command += [f"--{name}", str(getattr(arguments, name))]
+        # A session of its own: Ctrl-C reaches this command, which then ends the server in good order.
+        server = subprocess.Popen(command, stdout=sys.stderr, start_new_session=True, env=_with_package_path())
+        try:
+            deadline = time.monotonic() + START_S
+            while not path.exists():
+                if server.poll() is not None:
+                    raise UsageError("the private server did not start; see above")
+                if time.monotonic() > deadline:
+                    raise UsageError(f"the private server did not start within {START_S:g} s")
+                time.sleep(0.02)
+            yield path
+        finally:
+            server.send_signal(signal.SIGTERM)
+            try:
+                server.wait(15)
+            except subprocess.TimeoutExpired:
+                server.kill()
+                server.wait()
+
+
+def _with_package_path() -> dict[str, str]:
+    root = str(Path(__file__).resolve().parent.parent)
+    paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+
+
+def readable(result: EvaluationResult, arguments: argparse.Namespace) -> str:
+    """A verdict for people."""
+    lines = [f"{arguments.candidate.name} against {arguments.task.name}", f"  outcome   {result.outcome} (stage reached: {result.stage})"]
+    if result.kernel_signature:
+        lines.append(f"  form      {result.kernel_signature}")
+    for number, trial in enumerate(result.trials):
+        error = f", max abs err {trial.max_abs_err:.3g}" if trial.max_abs_err is not None else ""
+        lines.append(f"  trial {number + 1}   {'passed' if trial.ok else 'FAILED: ' + trial.reason}{error if trial.ok else ''}")
+    if result.timing:
+        timing = result.timing
+        rows = [("candidate", timing.candidate), *timing.baselines.items()]
+        for name, span in rows:
+            interval = f"[{1000 * span.low_ms:.1f}, {1000 * span.high_ms:.1f}]"
+            lines.append(f"  {name:<13} {1000 * span.median_ms:>10.1f} us  95% {interval}, {span.samples} blocks")
+        noise = " (within noise)" if timing.noisy else ""
+        lines.append(f"  speedup   {timing.speedup:.2f}x against eager{noise}; clock: {timing.bound_by}")
+    if result.coverage is not None:
+        lines.append(f"  coverage  {100 * result.coverage:.0f}% of the device time in own kernels")
+    lines += [f"  kernel    {kernel.name[:60]} {100 * kernel.share:.0f}% {kernel.ms:.3g} ms" for kernel in result.kernels[:5]]
+    lines += [f"  integrity {finding.rule}: {finding.evidence}" for finding in result.integrity]
+    lines += [f"  note      {note}" for note in result.notes]
+    parts = ", ".join(f"{name} {value:.2f}" for name, value in result.reward.parts.items())
+    lines.append(f"  reward    {result.reward.total:.2f} ({parts})")
+    lines.append("  stages    " + ", ".join(f"{name} {seconds:.2f} s" for name, seconds in result.stage_s.items()))
+    lines += ["  feedback:", *(f"    {line}" for line in result.feedback.splitlines())]
+    return "\n".join(lines)

@@ -1,0 +1,301 @@
+"""The broker: protocol v1 over HTTP on a Unix socket. Runs no task or candidate code and imports no torch."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import shutil
+import signal
+import socket
+import stat
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Annotated
+
+import uvicorn
+from fastapi import FastAPI, Query, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
+
+import sandbox
+from sandbox.build.artifacts import ArtifactStore
+from sandbox.doctor import isolation
+from sandbox.protocol import (
+    MAX_CANDIDATES,
+    MAX_SOURCE_BYTES,
+    Candidate,
+    Capabilities,
+    ErrorReply,
+    EvaluationRequest,
+    EvaluationResult,
+    EvaluationsAccepted,
+    Health,
+    TaskSpec,
+    VerificationAccepted,
+    VerificationRequest,
+    VerificationResult,
+)
+from sandbox.scheduler import KeyConflict, QueueFull, Scheduler, UnknownId
+from sandbox.settings import Settings, capabilities, make_scratch
+from sandbox.workers import WorkerSettings
+
+log = logging.getLogger("sandbox.server")
+MAX_WAIT_S = 60.0
+MAX_BODY_BYTES = 2 * MAX_CANDIDATES * MAX_SOURCE_BYTES
+MAX_STREAM_IDS = 4096
+WaitSeconds = Annotated[float, Query(ge=0, le=MAX_WAIT_S)]
+
+
+class ServerError(RuntimeError):
+    """The server cannot start; the text says why and what to do."""
+
+
+class _Refused(Exception):
+    """An answer other than success."""
+
+    def __init__(self, status: int, error: str, field: str | None = None, hint: str | None = None, retry: float = 0):
+        super().__init__(error)
+        self.status, self.reply, self.retry = status, ErrorReply(error=error, field=field, hint=hint), retry
+
+
+def create_app(settings: Settings, scratch: Path) -> FastAPI:
+    """The application; its scheduler starts and ends with it and is `app.state.scheduler`."""
+    offered = capabilities(settings)
+    worker_settings = WorkerSettings(scratch=scratch, cache=settings.cache, threads=settings.threads)
+    started = time.monotonic()
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        scheduler = Scheduler(
+            worker_settings, workers=settings.workers, max_queue=settings.max_queue, cores=settings.cores
+        )
+        app.state.scheduler = scheduler
+        await scheduler.start()
+        try:
+            yield
+        finally:
+            await scheduler.close()
+
+    app = FastAPI(title="dk sandbox", version=sandbox.__version__, lifespan=lifespan)
+    _handle_errors(app)
+
+    def scheduler() -> Scheduler:
+        return app.state.scheduler
+
+    @app.post("/v1/evaluations", status_code=202)
+    async def submit(request: EvaluationRequest) -> EvaluationsAccepted:
+        """Queues candidates against one task. Idempotent by `client_key`."""
+        _check_task(request.task, offered, "task")
+        for number, candidate in enumerate(request.candidates):
+            _check_candidate(candidate, request.task, offered, f"candidates.{number}")
+        ids = scheduler().submit(request.task, request.candidates, request.options, request.client_key)
+        return EvaluationsAccepted(ids=ids)
+
+    # Declared before the route with an id, which would take "stream" for one.
+    @app.get("/v1/evaluations/stream")
+    async def stream(ids: str) -> StreamingResponse:
+        """NDJSON of stage changes and results; ends when all named evaluations are done."""
+        names = [name for name in ids.split(",") if name]
+        if not 1 <= len(names) <= MAX_STREAM_IDS:
+            raise _Refused(422, f"{len(names)} ids, between 1 and {MAX_STREAM_IDS} are possible", "ids")
+        queue, records = scheduler().listen(names)
+        return StreamingResponse(_events(queue, records), media_type="application/x-ndjson")
+
+    @app.get("/v1/evaluations/{evaluation_id}")
+    async def result(evaluation_id: str, wait_s: WaitSeconds = 0.0) -> EvaluationResult:
+        """Long-polls one result."""
+        return await scheduler().wait(evaluation_id, wait_s)
+
+    @app.delete("/v1/evaluations/{evaluation_id}")
+    async def cancel(evaluation_id: str) -> EvaluationResult:
+        """Cancels; kills what runs. A finished evaluation keeps its verdict."""
+        now = scheduler().cancel(evaluation_id)
+        return now if now.state == "done" else await scheduler().wait(evaluation_id, 10.0)
+
+    @app.post("/v1/verifications", status_code=202)
+    async def verify(request: VerificationRequest) -> VerificationAccepted:
+        """Queues paired arms, control and treated taking turns."""
+        for number, arm in enumerate(request.arms):
+            _check_task(arm.task, offered, f"arms.{number}.task")
+            for side in ("control", "treated"):
+                for index, candidate in enumerate(getattr(arm, side)):
+                    _check_candidate(candidate, arm.task, offered, f"arms.{number}.{side}.{index}")
+        return VerificationAccepted(id=scheduler().submit_verification(request))
+
+    @app.get("/v1/verifications/{verification_id}")
+    async def verification(verification_id: str, wait_s: WaitSeconds = 0.0) -> VerificationResult:
+        """Long-polls all results of a verification."""
+        return await scheduler().wait_verification(verification_id, wait_s)
+
+    @app.get("/v1/health")
+    async def health() -> Health:
+        """Liveness, isolation level, devices, queue."""
+        queue, level = scheduler().queue, isolation()
+        missing = list(level.missing)
+        if scheduler().problem:
+            missing.append(scheduler().problem)
+        ready = queue.workers_ready == queue.workers
+        status = "ok" if ready else "degraded" if scheduler().problem or queue.workers_ready else "starting"
+        return Health(
+            status=status, version=sandbox.__version__, level=level.name, features=list(level.features),
+            missing=missing, devices=list(settings.devices), queue=queue, uptime_s=time.monotonic() - started,
+        )  # fmt: skip
+
+    @app.get("/v1/capabilities")
+    async def get_capabilities() -> Capabilities:
+        """Languages, devices, limits, and the rule of the bare kernel form."""
+        return offered
+
+    @app.get("/v1/metrics")
+    async def metrics() -> PlainTextResponse:
+        """Prometheus text."""
+        return PlainTextResponse(scheduler().metrics_text(), media_type="text/plain; version=0.0.4")
+
+    return app
+
+
+def serve(settings: Settings, socket_path: Path, *, log_level: str = "info") -> None:
+    """Serves on a Unix socket (mode 0600) until SIGTERM or SIGINT; nothing it started outlives it.
+
+    Raises:
+      ServerError: a live server owns the socket, or a path cannot be used.
+    """
+    listener = bind_socket(socket_path)
+    # uvicorn raises the signal again once it has shut down; the default would skip the clean-up below.
+    signal.signal(signal.SIGTERM, _leave)
+    scratch: Path | None = None
+    try:
+        try:
+            scratch = make_scratch()
+            ArtifactStore(settings.cache).prune()
+        except OSError as error:
+            raise ServerError(f"cannot use the cache {settings.cache} or the temporary directory: {error}") from error
+        config = uvicorn.Config(
+            create_app(settings, scratch), log_level=log_level, access_log=False, lifespan="on",
+            timeout_graceful_shutdown=1, timeout_keep_alive=75,
+        )  # fmt: skip
+        log.info("sandbox serves %s on %s", ", ".join(settings.devices), socket_path)
+        uvicorn.Server(config).run(sockets=[listener])
+    finally:
+        listener.close()
+        socket_path.unlink(missing_ok=True)
+        if scratch is not None:
+            shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _leave(*_: object) -> None:
+    raise SystemExit(0)
+
+
+def bind_socket(path: Path) -> socket.socket:
+    """A listening Unix socket of mode 0600; a socket that a dead server left behind is replaced.
+
+    Raises:
+      ServerError: a live server listens there, the path is taken by something else, or cannot be made.
+    """
+    if path.exists():
+        if not stat.S_ISSOCK(path.stat().st_mode):
+            raise ServerError(f"{path} exists and is no socket; choose another --socket")
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.settimeout(2.0)
+            try:
+                probe.connect(str(path))
+            except (ConnectionRefusedError, FileNotFoundError):
+                path.unlink(missing_ok=True)
+            except OSError as error:
+                raise ServerError(f"{path} cannot be taken over: {error}") from error
+            else:
+                raise ServerError(
+                    f"a server already listens on {path}; use it, stop it, or choose another --socket"
+                )
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    old_mask = os.umask(0o177)
+    try:
+        listener.bind(str(path))
+    except OSError as error:
+        listener.close()
+        reason = "the path is longer than 107 bytes" if "too long" in str(error) else str(error)
+        raise ServerError(f"cannot make the socket {path}: {reason}") from error
+    finally:
+        os.umask(old_mask)
+    listener.listen(1024)
+    return listener
+
+
+async def _events(queue: asyncio.Queue, records: list) -> AsyncIterator[str]:
+    unfinished = {record.id for record in records}
+    try:
+        while unfinished:
+            event = await queue.get()
+            yield event.model_dump_json() + "\n"
+            if event.state == "done":
+                unfinished.discard(event.id)
+    finally:
+        for record in records:
+            if queue in record.listeners:
+                record.listeners.remove(queue)
+
+
+def _check_task(task: TaskSpec, offered: Capabilities, field: str) -> None:
+    if task.device not in offered.devices:
+        raise _Refused(
+            422, f"device {task.device} is not served here", f"{field}.device",
+            f"served: {', '.join(offered.devices)}; see `python -m sandbox doctor`",
+        )  # fmt: skip
+
+
+def _check_candidate(candidate: Candidate, task: TaskSpec, offered: Capabilities, field: str) -> None:
+    support = offered.languages[candidate.language]
+    if not support.available:
+        raise _Refused(422, f"{candidate.language} cannot be judged here", f"{field}.language", support.problem)
+    if task.device not in support.devices:
+        raise _Refused(
+            422, f"{candidate.language} is not judged on {task.device}", f"{field}.language",
+            f"use a task with device {' or '.join(support.devices)}",
+        )  # fmt: skip
+
+
+def _handle_errors(app: FastAPI) -> None:
+    @app.middleware("http")
+    async def bound_body(request: Request, call_next):
+        size = request.headers.get("content-length", "0")
+        if size.isdigit() and int(size) > MAX_BODY_BYTES:
+            return _answer(app, _Refused(413, f"body of {size} bytes, the limit is {MAX_BODY_BYTES}", "body"))
+        return await call_next(request)
+
+    @app.exception_handler(_Refused)
+    async def refused(_: Request, error: _Refused) -> JSONResponse:
+        return _answer(app, error)
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
+        first = error.errors()[0]
+        place = [str(part) for part in first["loc"] if part not in ("body", "query", "path")]
+        field = ".".join(place) or "body"
+        too_large = first["type"] == "source_too_large" or (first["type"] == "too_long" and field.endswith("candidates"))
+        hint = "fewer candidates a request" if first["type"] == "too_long" else None
+        return _answer(app, _Refused(413 if too_large else 422, first["msg"], field, hint))
+
+    @app.exception_handler(QueueFull)
+    async def full(_: Request, error: QueueFull) -> JSONResponse:
+        return _answer(app, _Refused(429, str(error), retry=error.retry_after_s))
+
+    @app.exception_handler(KeyConflict)
+    async def conflict(_: Request, error: KeyConflict) -> JSONResponse:
+        return _answer(app, _Refused(409, str(error), "client_key", "use a new key for a new request"))
+
+    @app.exception_handler(UnknownId)
+    async def unknown(_: Request, error: UnknownId) -> JSONResponse:
+        hint = "a restarted server knows nothing of its predecessor's work: submit again under the same client_key"
+        return _answer(app, _Refused(404, f"no evaluation or verification {error.args[0]}", "id", hint))
+
+
+def _answer(app: FastAPI, refused: _Refused) -> JSONResponse:
+    scheduler: Scheduler | None = getattr(app.state, "scheduler", None)
+    if scheduler is not None:
+        scheduler.metrics.add("sandbox_rejected_requests_total", status=str(refused.status))
+    headers = {"Retry-After": f"{refused.retry:g}"} if refused.retry else None
+    return JSONResponse(refused.reply.model_dump(), status_code=refused.status, headers=headers)

@@ -1,0 +1,183 @@
+"""Trajectories keep tokens, turns and verdicts together, and survive the way to a file and back unchanged."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dk_jax.rollout.trajectory import (
+    Trajectory,
+    Turn,
+    Verdict,
+    derive_seed,
+    load_trajectories,
+    save_trajectories,
+)
+from sandbox.protocol import EvaluationResult, Reward, Span, Timing
+
+
+def verdict(outcome: str = "ok", *, stage: str = "timed", speedup: float = 0.0) -> Verdict:
+    return Verdict(
+        outcome=outcome, stage=stage, reward=0.0, speedup=speedup, noisy=False, coverage=None, feedback="text"
+    )
+
+
+def timing(speedup: float, *, noisy: bool = False) -> Timing:
+    span = Span(median_ms=1.0, low_ms=0.9, high_ms=1.1, samples=30)
+    return Timing(candidate=span, baselines={"eager": span}, speedup=speedup, noisy=noisy, bound_by="jail")
+
+
+def two_turns() -> Trajectory:
+    t = Trajectory(agent="policy", task="gelu", group="gelu", scheme=1, member=2, skills=("simd", "rows"))
+    t.append_prompt([1, 5, 6])
+    t.append_sample([7, 8, 2], [-0.5, -0.25, -0.125])
+    t.turns.append(Turn(text="a", stop="eos", source="a", verdict=verdict(speedup=1.5), reward=1.25))
+    t.append_prompt([5, 9])
+    t.append_sample([7, 2], [-1.0, -2.0])
+    t.turns.append(
+        Turn(text="b", stop="length", error="cut", verdict=Verdict.without_kernel("cut", penalty=0.5))
+    )
+    t.rewards, t.advantages = [1.25, -0.5], [0.75, -1.0]
+    return t
+
+
+# --- verdicts ----------------------------------------------------------------------------------------------
+
+
+def test_a_correct_result_keeps_its_speed_and_reward():
+    result = EvaluationResult(
+        id="1", state="done", outcome="ok", stage="timed", timing=timing(2.5, noisy=True),
+        reward=Reward(total=1.75), coverage=0.5, feedback="fine", cached=True,
+    )  # fmt: skip
+    found = Verdict.from_result(result)
+    assert found == Verdict(
+        outcome="ok", stage="timed", reward=1.75, speedup=2.5, noisy=True, coverage=0.5, feedback="fine",
+        cached=True,
+    )  # fmt: skip
+    assert found.correct and found.compiled
+
+
+def test_a_result_that_is_not_correct_has_no_speed_even_if_it_was_timed():
+    result = EvaluationResult(id="1", state="done", outcome="integrity", stage="timed", timing=timing(90.0))
+    found = Verdict.from_result(result)
+    assert found.speedup == 0.0 and not found.correct
+
+
+def test_a_correct_result_without_timing_has_no_speed():
+    assert (
+        Verdict.from_result(EvaluationResult(id="1", state="done", outcome="ok", stage="correct")).speedup
+        == 0.0
+    )
+
+
+@pytest.mark.parametrize("state", ["queued", "running", "done"])
+def test_an_unfinished_result_is_no_verdict(state):
+    with pytest.raises(ValueError, match="evaluation e17 has no verdict yet"):
+        Verdict.from_result(EvaluationResult(id="e17", state=state))
+
+
+@pytest.mark.parametrize(
+    ("stage", "compiled"), [("queued", False), ("built", True), ("loaded", True), ("timed", True)]
+)
+def test_compiled_means_that_the_build_stage_was_passed(stage, compiled):
+    assert verdict("runtime_error", stage=stage).compiled is compiled
+
+
+def test_a_message_without_kernel_is_penalised_and_says_why():
+    found = Verdict.without_kernel("the code block is not closed", penalty=0.25)
+    assert (found.outcome, found.reward, found.compiled, found.correct) == ("no_kernel", -0.25, False, False)
+    assert "not closed" in found.feedback
+
+
+# --- trajectories ------------------------------------------------------------------------------------------
+
+
+def test_each_token_knows_the_turn_that_sampled_it():
+    t = two_turns()
+    assert t.tokens == [1, 5, 6, 7, 8, 2, 5, 9, 7, 2]
+    assert t.turn_index == [-1, -1, -1, 0, 0, 0, -1, -1, 1, 1]
+    assert t.logp_model == [0, 0, 0, -0.5, -0.25, -0.125, 0, 0, -1.0, -2.0]
+
+
+def test_tokens_and_log_probs_of_different_numbers_are_refused():
+    t = two_turns()
+    with pytest.raises(ValueError, match=r"3 sampled tokens but 2 log-probs \(policy, gelu\)"):
+        t.append_sample([1, 2, 3], [0.0, 0.0])
+    assert t == two_turns(), "nothing was changed"
+
+
+def test_the_best_turn_is_the_fastest_correct_one():
+    t = Trajectory(agent="policy", task="t", group="t")
+    assert t.best is None
+    t.turns = [
+        Turn(text="slow", stop="eos", verdict=verdict(speedup=0.5)),
+        Turn(text="wrong", stop="eos", verdict=verdict("incorrect", speedup=9.0)),
+        Turn(text="fast", stop="eos", verdict=verdict(speedup=2.0)),
+        Turn(text="unjudged", stop="eos"),
+    ]
+    assert t.best.text == "fast"
+    assert len(t.verdicts) == 3
+
+
+def test_a_trajectory_goes_to_json_and_back_unchanged():
+    t = two_turns()
+    back = Trajectory.from_dict(json.loads(json.dumps(t.to_dict())))
+    assert back == t
+    assert isinstance(back.skills, tuple) and isinstance(back.turns[0].verdict, Verdict)
+
+
+def test_files_hold_one_line_a_trajectory_and_come_back_in_order(tmp_path):
+    path = tmp_path / "made" / "step.jsonl"
+    selection = Trajectory(
+        agent="selection", task="gelu", group="gelu", turns=[Turn(text="x\ny", stop="eos")]
+    )
+    save_trajectories(path, [two_turns(), selection])
+    assert len(path.read_text().splitlines()) == 2
+    assert load_trajectories(path) == [two_turns(), selection]
+    assert [p.name for p in path.parent.iterdir()] == ["step.jsonl"]
+
+
+def test_an_interrupted_write_leaves_the_old_file(tmp_path):
+    path = tmp_path / "step.jsonl"
+    save_trajectories(path, [two_turns(), two_turns()])
+
+    def interrupted():
+        yield two_turns()
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        save_trajectories(path, interrupted())
+    assert load_trajectories(path) == [two_turns(), two_turns()]
+
+
+@pytest.mark.parametrize(
+    "line", ["{", "[]", '{"agent": "policy"}', '{"turns": [], "skills": [], "wrong": 1}']
+)
+def test_a_bad_line_is_named_with_its_number(tmp_path, line):
+    path = tmp_path / "step.jsonl"
+    save_trajectories(path, [two_turns()])
+    with open(path, "a") as file:
+        file.write(line + "\n")
+    with pytest.raises(ValueError, match=r"step\.jsonl:2: not a trajectory"):
+        load_trajectories(path)
+
+
+# --- seeds -------------------------------------------------------------------------------------------------
+
+
+def test_seeds_depend_on_every_part_and_on_where_it_ends():
+    seeds = [
+        derive_seed(*parts)
+        for parts in ((0, "rl", 1), (0, "rl", 2), (0, "rl1"), (0, "r", "l", 1), (1, "rl", 1))
+    ]
+    assert len(set(seeds)) == len(seeds)
+    assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+def test_seeds_are_the_same_in_every_process():
+    code = "from dk_jax.rollout.trajectory import derive_seed; print(derive_seed(0, 'rl', 3, 'gelu'))"
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=root)
+    assert int(done.stdout) == derive_seed(0, "rl", 3, "gelu")

@@ -1,0 +1,44 @@
+"""One real server process for all tests of the sandbox, on a Unix socket, judging on the CPU."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sandbox.client import SandboxClient
+from sandbox.protocol import Options, TaskSpec
+from tests.sandbox.helpers import ADD_BIAS, Server, running_server
+
+
+@pytest.fixture
+def short_dir() -> Iterator[Path]:
+    """A directory whose path is short enough for a Unix socket."""
+    with tempfile.TemporaryDirectory(prefix="sbt-", dir="/tmp") as name:
+        yield Path(name)
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[Server]:
+    with tempfile.TemporaryDirectory(prefix="sbt-", dir="/tmp") as name:
+        with running_server(Path(name), "--workers", "2") as started:
+            yield started
+
+
+@pytest.fixture
+def sandbox(server: Server) -> Iterator[SandboxClient]:
+    with server.client() as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def task() -> TaskSpec:
+    return TaskSpec(reference=ADD_BIAS, name="add_bias_relu")
+
+
+@pytest.fixture(scope="session")
+def quick() -> Options:
+    """Short deadlines, no timing."""
+    return Options(timing="none", load_s=20, check_s=3, time_s=10, memory_bytes=1 << 30)
