@@ -12,16 +12,21 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tensorboardX import SummaryWriter
 
 
 class Metrics:
     """Writes scalars of a phase ("corpus", "sft", "rl", "eval") by step."""
 
     def __init__(self, workdir: Path):
+        # Imported here: it takes seconds, and reading scalars does not need it.
+        from tensorboardX import SummaryWriter
+
         self.directory = Path(workdir) / "tensorboard"
         self._writer = SummaryWriter(logdir=str(self.directory), flush_secs=10)
-        self._file = open(Path(workdir) / "metrics.jsonl", "a", encoding="utf-8")
+        path = Path(workdir) / "metrics.jsonl"
+        self._file = open(path, "a", encoding="utf-8")
+        if path.stat().st_size and not path.read_bytes().endswith(b"\n"):
+            self._file.write("\n")  # a crash cut the last line: the next one must not be glued to it
 
     def scalars(self, phase: str, step: int, values: dict[str, float]) -> None:
         """Records finite numbers; one that is not finite is an error with its name."""

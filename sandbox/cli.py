@@ -45,23 +45,38 @@ def _parser() -> argparse.ArgumentParser:
     serve = commands.add_parser("serve", help="judge kernels for clients on a Unix socket")
     serve.add_argument("--socket", required=True, type=Path, help="path of the socket (made with mode 0600)")
     _server_arguments(serve)
-    serve.add_argument("--require", action="append", default=[], choices=["cpp", "triton", "cuda"],
-                       help="refuse to start when candidates of this language cannot be judged")  # fmt: skip
+    serve.add_argument(
+        "--require",
+        action="append",
+        default=[],
+        choices=["cpp", "triton", "cuda"],
+        help="refuse to start when candidates of this language cannot be judged",
+    )
     serve.add_argument("--log-level", default="warning", choices=["debug", "info", "warning", "error"])
     serve.set_defaults(run=_serve)
 
     evaluate = commands.add_parser("eval", help="judge one candidate file against one task file")
-    evaluate.add_argument("--task", required=True, type=Path, help="Python file with Model, get_inputs, get_init_inputs")
+    evaluate.add_argument(
+        "--task", required=True, type=Path, help="Python file with Model, get_inputs, get_init_inputs"
+    )
     evaluate.add_argument("--candidate", required=True, type=Path)
-    evaluate.add_argument("--language", choices=["triton", "cuda", "cpp"], help="default: by the file's ending and text")
-    evaluate.add_argument("--form", choices=["module", "kernel"], help="default: kernel for .cpp and .cc, else module")
+    evaluate.add_argument(
+        "--language", choices=["triton", "cuda", "cpp"], help="default: by the file's ending and text"
+    )
+    evaluate.add_argument(
+        "--form", choices=["module", "kernel"], help="default: kernel for .cpp and .cc, else module"
+    )
     evaluate.add_argument("--entry-point", default="ModelNew")
     evaluate.add_argument("--dtype", default="float32", choices=["float32", "float16", "bfloat16"])
     evaluate.add_argument("--timing", default="full", choices=["none", "quick", "full"])
     evaluate.add_argument("--trials", type=int, default=3, help="correctness trials")
-    evaluate.add_argument("--admit", action="store_true", help="reject a task that a trivial answer would pass")
+    evaluate.add_argument(
+        "--admit", action="store_true", help="reject a task that a trivial answer would pass"
+    )
     evaluate.add_argument("--profile", action="store_true", help="report kernels and coverage (GPU)")
-    evaluate.add_argument("--socket", type=Path, help="use the server on this socket instead of a private one")
+    evaluate.add_argument(
+        "--socket", type=Path, help="use the server on this socket instead of a private one"
+    )
     evaluate.add_argument("--json", action="store_true", help="print the result model alone")
     _server_arguments(evaluate)
     evaluate.set_defaults(run=_eval)
@@ -88,15 +103,22 @@ def _serve(arguments: argparse.Namespace) -> int:
     )
     try:
         settings = make_settings(
-            device=arguments.device or "auto", workers=arguments.workers, threads=arguments.threads,
-            cache=arguments.cache, max_queue=arguments.max_queue,
-        )  # fmt: skip
+            device=arguments.device or "auto",
+            workers=arguments.workers,
+            threads=arguments.threads,
+            cache=arguments.cache,
+            max_queue=arguments.max_queue,
+        )
         languages = capabilities(settings).languages
         for language in arguments.require:
             if not languages[language].available:
-                raise UsageError(f"{language} candidates cannot be judged here: {languages[language].problem}")
+                raise UsageError(
+                    f"{language} candidates cannot be judged here: {languages[language].problem}"
+                )
         if not languages["cpp"].available:
-            logging.getLogger("sandbox").warning("cpp candidates will be refused: %s", languages["cpp"].problem)
+            logging.getLogger("sandbox").warning(
+                "cpp candidates will be refused: %s", languages["cpp"].problem
+            )
         serve(settings, arguments.socket, log_level=arguments.log_level)
     except (SettingsError, ServerError) as error:
         raise UsageError(str(error)) from error
@@ -118,13 +140,18 @@ def _eval(arguments: argparse.Namespace) -> int:
         task = TaskSpec(reference=task_text, name=arguments.task.stem, device=device, dtype=arguments.dtype)
         candidate = Candidate(source=source, language=language, form=form, entry_point=arguments.entry_point)
         options = Options(
-            timing=arguments.timing, correctness_trials=arguments.trials, admit=arguments.admit,
+            timing=arguments.timing,
+            correctness_trials=arguments.trials,
+            admit=arguments.admit,
             profile=arguments.profile or device != "cpu",
-        )  # fmt: skip
+        )
     except ValidationError as error:
         first = error.errors()[0]
         raise UsageError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
-    with _server(arguments, device) as socket_path, SandboxClient(socket_path, retry_for_s=START_S) as sandbox:
+    with (
+        _server(arguments, device) as socket_path,
+        SandboxClient(socket_path, retry_for_s=START_S) as sandbox,
+    ):
         [result] = sandbox.evaluate(task, [candidate], options)
     print(result.model_dump_json(indent=2) if arguments.json else readable(result, arguments))
     return 0 if result.outcome != "infra_error" else 3
@@ -163,13 +190,27 @@ def _server(arguments: argparse.Namespace, device: str) -> Iterator[Path]:
         return
     with tempfile.TemporaryDirectory(prefix="dk_sandbox_eval-") as directory:
         path = Path(directory) / "socket"
-        command = [sys.executable, "-m", "sandbox", "serve", "--socket", str(path), "--device", device,
-                   "--workers", "1", "--log-level", "error"]  # fmt: skip
+        command = [
+            sys.executable,
+            "-m",
+            "sandbox",
+            "serve",
+            "--socket",
+            str(path),
+            "--device",
+            device,
+            "--workers",
+            "1",
+            "--log-level",
+            "error",
+        ]
         for name in ("threads", "cache"):
             if getattr(arguments, name) is not None:
                 command += [f"--{name}", str(getattr(arguments, name))]
         # A session of its own: Ctrl-C reaches this command, which then ends the server in good order.
-        server = subprocess.Popen(command, stdout=sys.stderr, start_new_session=True, env=_with_package_path())
+        server = subprocess.Popen(
+            command, stdout=sys.stderr, start_new_session=True, env=_with_package_path()
+        )
         try:
             deadline = time.monotonic() + START_S
             while not path.exists():
@@ -196,27 +237,39 @@ def _with_package_path() -> dict[str, str]:
 
 def readable(result: EvaluationResult, arguments: argparse.Namespace) -> str:
     """A verdict for people."""
-    lines = [f"{arguments.candidate.name} against {arguments.task.name}", f"  outcome   {result.outcome} (stage reached: {result.stage})"]
+    lines = [
+        f"{arguments.candidate.name} against {arguments.task.name}",
+        f"  outcome   {result.outcome} (stage reached: {result.stage})",
+    ]
     if result.kernel_signature:
         lines.append(f"  form      {result.kernel_signature}")
     for number, trial in enumerate(result.trials):
         error = f", max abs err {trial.max_abs_err:.3g}" if trial.max_abs_err is not None else ""
-        lines.append(f"  trial {number + 1}   {'passed' if trial.ok else 'FAILED: ' + trial.reason}{error if trial.ok else ''}")
+        lines.append(
+            f"  trial {number + 1}   " + (f"passed{error}" if trial.ok else f"FAILED: {trial.reason}")
+        )
     if result.timing:
         timing = result.timing
         rows = [("candidate", timing.candidate), *timing.baselines.items()]
         for name, span in rows:
             interval = f"[{1000 * span.low_ms:.1f}, {1000 * span.high_ms:.1f}]"
-            lines.append(f"  {name:<13} {1000 * span.median_ms:>10.1f} us  95% {interval}, {span.samples} blocks")
+            lines.append(
+                f"  {name:<13} {1000 * span.median_ms:>10.1f} us  95% {interval}, {span.samples} blocks"
+            )
         noise = " (within noise)" if timing.noisy else ""
         lines.append(f"  speedup   {timing.speedup:.2f}x against eager{noise}; clock: {timing.bound_by}")
     if result.coverage is not None:
         lines.append(f"  coverage  {100 * result.coverage:.0f}% of the device time in own kernels")
-    lines += [f"  kernel    {kernel.name[:60]} {100 * kernel.share:.0f}% {kernel.ms:.3g} ms" for kernel in result.kernels[:5]]
+    lines += [
+        f"  kernel    {kernel.name[:60]} {100 * kernel.share:.0f}% {kernel.ms:.3g} ms"
+        for kernel in result.kernels[:5]
+    ]
     lines += [f"  integrity {finding.rule}: {finding.evidence}" for finding in result.integrity]
     lines += [f"  note      {note}" for note in result.notes]
     parts = ", ".join(f"{name} {value:.2f}" for name, value in result.reward.parts.items())
     lines.append(f"  reward    {result.reward.total:.2f} ({parts})")
-    lines.append("  stages    " + ", ".join(f"{name} {seconds:.2f} s" for name, seconds in result.stage_s.items()))
+    lines.append(
+        "  stages    " + ", ".join(f"{name} {seconds:.2f} s" for name, seconds in result.stage_s.items())
+    )
     lines += ["  feedback:", *(f"    {line}" for line in result.feedback.splitlines())]
     return "\n".join(lines)

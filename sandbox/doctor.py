@@ -1,4 +1,5 @@
-"""What this machine offers for judging kernels, and what it lacks. Changes nothing; imports neither torch nor triton."""
+"""What this machine offers for judging kernels, and what it lacks. Changes nothing; imports neither torch
+nor triton."""
 
 from __future__ import annotations
 
@@ -41,8 +42,17 @@ class Finding:
 
 def isolation() -> Isolation:
     """The isolation that runners of this version get."""
-    features = ["process of its own", "private directory", "rlimits", "no_new_privs", "death with parent",
-                "kill of the whole process tree", "memory watch", "deadlines", "sealed artifacts"]  # fmt: skip
+    features = [
+        "process of its own",
+        "private directory",
+        "rlimits",
+        "no_new_privs",
+        "death with parent",
+        "kill of the whole process tree",
+        "memory watch",
+        "deadlines",
+        "sealed artifacts",
+    ]
     if os.getuid() != 0:
         features.append("RLIMIT_NPROC")
     missing = ["user of its own", "network, mount and pid namespaces", "seccomp filter", "Landlock rules"]
@@ -63,22 +73,34 @@ def report() -> str:
         lines.append(f"{signs[finding.ok]}  {finding.name:<22} {finding.detail}")
         if finding.advice:
             lines.append(f"{'':<33}{finding.advice}")
-    lines += ["", f"isolation level: {level.name}", f"  in force: {', '.join(level.features)}",
-              f"  lacking:  {', '.join(level.missing)}"]  # fmt: skip
+    lines += [
+        "",
+        f"isolation level: {level.name}",
+        f"  in force: {', '.join(level.features)}",
+        f"  lacking:  {', '.join(level.missing)}",
+    ]
     return "\n".join(lines)
 
 
 def _examine() -> Iterator[Finding]:
-    yield Finding(name="system", ok=sys.platform == "linux", detail=f"{platform.system()} {platform.release()}",
-                  advice="" if sys.platform == "linux" else "the sandbox needs Linux")  # fmt: skip
+    yield Finding(
+        name="system",
+        ok=sys.platform == "linux",
+        detail=f"{platform.system()} {platform.release()}",
+        advice="" if sys.platform == "linux" else "the sandbox needs Linux",
+    )
     yield Finding(name="python", ok=sys.version_info >= (3, 11), detail=platform.python_version())
     yield Finding(name="cores", ok=None, detail=str(len(os.sched_getaffinity(0))))
     for package, why in (("torch", "references"), ("triton", "triton candidates"), ("fastapi", "the server")):
         yield _package(package, why)
     yield _compiler()
     ninja = shutil.which("ninja")
-    yield Finding(name="ninja", ok=None, detail=ninja or "absent: modules with load_inline cannot be built",
-                  advice="" if ninja else "pip install ninja, or apt-get install ninja-build")  # fmt: skip
+    yield Finding(
+        name="ninja",
+        ok=None,
+        detail=ninja or "absent: modules with load_inline cannot be built",
+        advice="" if ninja else "pip install ninja, or apt-get install ninja-build",
+    )
     yield from _gpus()
     yield _disk()
     yield from _kernel_features()
@@ -86,7 +108,9 @@ def _examine() -> Iterator[Finding]:
 
 def _package(name: str, why: str) -> Finding:
     if importlib.util.find_spec(name) is None:
-        return Finding(name=name, ok=False, detail=f"not installed; needed for {why}", advice=f"pip install {name}")
+        return Finding(
+            name=name, ok=False, detail=f"not installed; needed for {why}", advice=f"pip install {name}"
+        )
     return Finding(name=name, ok=True, detail=importlib.metadata.version(name))
 
 
@@ -94,12 +118,16 @@ def _compiler() -> Finding:
     try:
         return Finding(name="C++ compiler", ok=True, detail=find_compiler().version)
     except BuildUnavailable as error:
-        return Finding(name="C++ compiler", ok=False, detail="cpp candidates cannot be judged", advice=str(error))
+        return Finding(
+            name="C++ compiler", ok=False, detail="cpp candidates cannot be judged", advice=str(error)
+        )
 
 
 def _gpus() -> Iterator[Finding]:
     if not os.path.exists("/dev/nvidiactl"):
-        yield Finding(name="NVIDIA GPU", ok=None, detail="none: triton runs in its interpreter, cuda not at all")
+        yield Finding(
+            name="NVIDIA GPU", ok=None, detail="none: triton runs in its interpreter, cuda not at all"
+        )
         return
     from sandbox.jail.nvml import NvmlError, gpus
 
@@ -107,8 +135,12 @@ def _gpus() -> Iterator[Finding]:
         for number, gpu in enumerate(gpus()):
             yield Finding(name=f"cuda:{number}", ok=True, detail=str(gpu))
     except (NvmlError, OSError) as error:
-        yield Finding(name="NVIDIA GPU", ok=False, detail=f"the driver does not answer: {error}",
-                      advice="check that nvidia-smi works for this user")  # fmt: skip
+        yield Finding(
+            name="NVIDIA GPU",
+            ok=False,
+            detail=f"the driver does not answer: {error}",
+            advice="check that nvidia-smi works for this user",
+        )
     nvcc = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
     yield Finding(name="nvcc", ok=None, detail=nvcc or "absent: cuda candidates cannot be built")
 
@@ -118,8 +150,12 @@ def _disk() -> Finding:
 
     free_bytes = shutil.disk_usage(tempfile.gettempdir()).free
     enough = free_bytes > 1 << 30
-    return Finding(name="temporary space", ok=enough, detail=f"{free_bytes / (1 << 30):.1f} GiB in {tempfile.gettempdir()}",
-                   advice="" if enough else "set TMPDIR to a larger disk")  # fmt: skip
+    return Finding(
+        name="temporary space",
+        ok=enough,
+        detail=f"{free_bytes / (1 << 30):.1f} GiB in {tempfile.gettempdir()}",
+        advice="" if enough else "set TMPDIR to a larger disk",
+    )
 
 
 def _kernel_features() -> Iterator[Finding]:
@@ -128,7 +164,9 @@ def _kernel_features() -> Iterator[Finding]:
     yield Finding(name="Landlock", ok=None, detail=f"ABI {abi}" if abi > 0 else "not offered by this kernel")
     seccomp = libc.prctl(PR_GET_SECCOMP, 0, 0, 0, 0) >= 0
     yield Finding(name="seccomp", ok=None, detail="offered" if seccomp else "not offered by this kernel")
-    yield Finding(name="user namespaces", ok=None, detail="can be made" if _can_unshare() else "cannot be made")
+    yield Finding(
+        name="user namespaces", ok=None, detail="can be made" if _can_unshare() else "cannot be made"
+    )
     yield Finding(name="cgroup", ok=None, detail=_cgroup())
     bubblewrap = shutil.which("bwrap")
     yield Finding(name="bubblewrap", ok=None, detail=bubblewrap or "absent (not needed)")
@@ -141,8 +179,10 @@ def _can_unshare() -> bool:
     """Tries in a child of its own, so that nothing here changes."""
     import subprocess
 
-    code = "import os,sys; sys.exit(os.unshare(os.CLONE_NEWUSER))" if hasattr(os, "unshare") else (
-        "import ctypes,sys; sys.exit(ctypes.CDLL(None).unshare(0x10000000) != 0)"
+    code = (
+        "import os,sys; sys.exit(os.unshare(os.CLONE_NEWUSER))"
+        if hasattr(os, "unshare")
+        else ("import ctypes,sys; sys.exit(ctypes.CDLL(None).unshare(0x10000000) != 0)")
     )
     return subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, timeout=20).returncode == 0
 

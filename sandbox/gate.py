@@ -1,8 +1,9 @@
 """Who may use a device when: many at once for ordinary work, one alone for timing.
 
-No build and no other evaluation runs while one is timed, so timing waits until the device is empty. Two rules keep
-either side from starving: once a timing has waited for `patience_s`, no further ordinary work is let in; and when the
-device is empty, all timings that wait by then go first, one after another, before ordinary work starts again.
+No build and no other evaluation runs while one is timed, so timing waits until the device is empty. Two
+rules keep either side from starving: once a timing has waited for `patience_s`, no further ordinary work
+is let in; and when the device is empty, all timings that wait by then go first, one after another, before
+ordinary work starts again.
 """
 
 from __future__ import annotations

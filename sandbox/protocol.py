@@ -1,4 +1,5 @@
-"""Protocol v1: the requests, results and errors that cross the sandbox's socket. Imports neither torch nor triton."""
+"""Protocol v1: the requests, results and errors that cross the sandbox's socket. Imports neither torch nor
+triton."""
 
 from __future__ import annotations
 
@@ -12,9 +13,18 @@ MAX_SOURCE_BYTES = 256 * 1024
 MAX_CANDIDATES = 64
 
 Outcome = Literal[
-    "ok", "build_failed", "load_failed", "runtime_error", "incorrect", "integrity", "timeout", "out_of_memory",
-    "task_rejected", "cancelled", "infra_error",
-]  # fmt: skip
+    "ok",
+    "build_failed",
+    "load_failed",
+    "runtime_error",
+    "incorrect",
+    "integrity",
+    "timeout",
+    "out_of_memory",
+    "task_rejected",
+    "cancelled",
+    "infra_error",
+]
 Stage = Literal["queued", "built", "loaded", "correct", "timed"]
 State = Literal["queued", "running", "done"]
 Language = Literal["triton", "cuda", "cpp"]
@@ -39,9 +49,10 @@ def _bounded_source(text: str) -> str:
     size_bytes = len(text.encode("utf-8", "surrogatepass"))
     if size_bytes > MAX_SOURCE_BYTES:
         raise PydanticCustomError(
-            "source_too_large", "source has {size} bytes, the limit is {limit}",
+            "source_too_large",
+            "source has {size} bytes, the limit is {limit}",
             {"size": size_bytes, "limit": MAX_SOURCE_BYTES},
-        )  # fmt: skip
+        )
     if "\x00" in text:
         raise PydanticCustomError("source_has_nul", "source contains a NUL character", {})
     return text
@@ -69,7 +80,8 @@ class TaskSpec(_Request):
 
 
 class Candidate(_Request):
-    """A kernel to judge: a Python `module` that defines `ModelNew`, or a bare `kernel` (see /v1/capabilities)."""
+    """A kernel to judge: a Python `module` that defines `ModelNew`, or a bare `kernel` (see
+    /v1/capabilities)."""
 
     source: str
     language: Language
@@ -88,7 +100,8 @@ class Candidate(_Request):
 
 
 class RewardSpec(_Request):
-    """Weights of reward = correct * (w_correct + w_speed * min(speedup, speedup_cap) + w_coverage * coverage)."""
+    """Weights of reward = correct * (w_correct + w_speed * min(speedup, speedup_cap) + w_coverage *
+    coverage)."""
 
     w_correct: float = Field(default=0.5, ge=0, le=100)
     w_speed: float = Field(default=0.5, ge=0, le=100)
@@ -112,13 +125,16 @@ class Options(_Request):
     target_arch: str | None = Field(default=None, pattern=r"^sm_[0-9]{2,3}[af]?$")
     """Say whether Triton kernels compile for this GPU, such as "sm_90"; it need not be there."""
     admit: bool = False
-    """Reject a task that a trivial answer (zeros, a constant, an input, the output for other inputs) would pass."""
+    """Reject a task that a trivial answer (zeros, a constant, an input, the output for other inputs) would
+    pass."""
 
     @field_validator("baselines")
     @classmethod
     def _eager_is_measured(cls, value: list[str]) -> list[str]:
         if "eager" not in value:
-            raise PydanticCustomError("eager_missing", "baselines must contain 'eager': the speedup is against it", {})
+            raise PydanticCustomError(
+                "eager_missing", "baselines must contain 'eager': the speedup is against it", {}
+            )
         return value
 
 
@@ -157,7 +173,8 @@ class Span(_Reply):
 
 
 class Timing(_Reply):
-    """Speed of a candidate. `noisy`: the interval of the speedup contains 1. `bound_by`: which clock ruled."""
+    """Speed of a candidate. `noisy`: the interval of the speedup contains 1. `bound_by`: which clock
+    ruled."""
 
     candidate: Span
     baselines: dict[str, Span]
@@ -275,7 +292,8 @@ class QueueHealth(_Reply):
 
 
 class Health(_Reply):
-    """Liveness. `level` is the isolation in force, `features` what it consists of, `missing` what it lacks."""
+    """Liveness. `level` is the isolation in force, `features` what it consists of, `missing` what it
+    lacks."""
 
     status: Literal["ok", "starting", "degraded"]
     version: str
@@ -289,7 +307,8 @@ class Health(_Reply):
 
 
 class LanguageSupport(_Reply):
-    """What a server can do with a language: `timing` False means correctness only; `problem` says why not at all."""
+    """What a server can do with a language: `timing` False means correctness only; `problem` says why not
+    at all."""
 
     available: bool
     forms: list[Form]

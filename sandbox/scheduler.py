@@ -1,17 +1,14 @@
-"""Queue, verdicts and their lives: what is asked twice is judged once, what the judge broke is judged again."""
+"""Queue, verdicts and their lives: what is asked twice is judged once, what the judge broke is judged
+again."""
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import json
 import logging
-import os
 import secrets
 import time
 from collections import OrderedDict, deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from sandbox.metrics import Metrics
@@ -20,12 +17,12 @@ from sandbox.protocol import (
     EvaluationResult,
     Options,
     QueueHealth,
-    StageEvent,
     TaskSpec,
     VerificationArm,
     VerificationRequest,
     VerificationResult,
 )
+from sandbox.records import KeyConflict, QueueFull, Record, UnknownId, copy_verdict, digest, event
 from sandbox.workers import Gates, Worker, WorkerSettings
 
 log = logging.getLogger("sandbox.scheduler")
@@ -34,38 +31,6 @@ CACHED_VERDICTS = 20_000
 KEPT_RECORDS = 50_000
 KEPT_KEYS = 10_000
 RETRY_AFTER_S = 1.0
-
-
-class QueueFull(RuntimeError):
-    """No room for the request; try again after `retry_after_s`."""
-
-    def __init__(self, message: str, retry_after_s: float):
-        super().__init__(message)
-        self.retry_after_s = retry_after_s
-
-
-class KeyConflict(RuntimeError):
-    """The client key was used before with another body."""
-
-
-class UnknownId(KeyError):
-    """No such evaluation or verification (any more)."""
-
-
-@dataclass(eq=False)
-class Record:
-    """One evaluation as the broker knows it."""
-
-    id: str
-    content: str
-    job: dict[str, Any] | None
-    result: EvaluationResult
-    created_s: float
-    attempts: int = 0
-    cancelled: bool = False
-    followers: list[Record] = field(default_factory=list)
-    listeners: list[asyncio.Queue] = field(default_factory=list)
-    done: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class Scheduler:
@@ -97,10 +62,14 @@ class Scheduler:
         for number in range(self._n_workers):
             self._workers.append(
                 Worker(
-                    number, self._settings, self._gates, on_message=self._on_message, on_free=self._on_free,
+                    number,
+                    self._settings,
+                    self._gates,
+                    on_message=self._on_message,
+                    on_free=self._on_free,
                     on_lost=self._on_lost,
                 )
-            )  # fmt: skip
+            )
         self._watchdog = asyncio.create_task(self._watch())
 
     async def close(self) -> None:
@@ -119,7 +88,9 @@ class Scheduler:
         Raises:
           QueueFull: nothing was queued. KeyConflict: the key belongs to another request.
         """
-        body = _digest("evaluation", task.model_dump(), [c.model_dump() for c in candidates], options.model_dump())
+        body = digest(
+            "evaluation", task.model_dump(), [c.model_dump() for c in candidates], options.model_dump()
+        )
         known = self._known(client_key, body)
         if known is not None:
             return known
@@ -130,8 +101,9 @@ class Scheduler:
         return ids
 
     def submit_verification(self, request: VerificationRequest) -> str:
-        """Queues all arms, control and treated taking turns; returns the verification's id. Raises as `submit`."""
-        body = _digest("verification", request.model_dump(exclude={"client_key"}))
+        """Queues all arms, control and treated taking turns; returns the verification's id. Raises as
+        `submit`."""
+        body = digest("verification", request.model_dump(exclude={"client_key"}))
         known = self._known(request.client_key, body)
         if known is not None:
             return known
@@ -177,7 +149,9 @@ class Scheduler:
             id=verification_id,
             state="done" if states == {"done"} else "queued" if states == {"queued"} else "running",
             arms=[
-                VerificationArm(control=[results[one] for one in control], treated=[results[one] for one in treated])
+                VerificationArm(
+                    control=[results[one] for one in control], treated=[results[one] for one in treated]
+                )
                 for control, treated in arms
             ],
         )
@@ -188,7 +162,7 @@ class Scheduler:
         queue: asyncio.Queue = asyncio.Queue()
         for record in records:
             record.listeners.append(queue)
-            queue.put_nowait(_event(record))
+            queue.put_nowait(event(record))
         return queue, records
 
     def cancel(self, evaluation_id: str) -> EvaluationResult:
@@ -208,23 +182,35 @@ class Scheduler:
             for leader in self._leaders.values():
                 if record in leader.followers:
                     leader.followers.remove(record)
-        self._finish(record, record.result.model_copy(update={
-            "state": "done", "outcome": "cancelled", "feedback": "cancelled",
-        }))  # fmt: skip
+        self._finish(
+            record,
+            record.result.model_copy(
+                update={
+                    "state": "done",
+                    "outcome": "cancelled",
+                    "feedback": "cancelled",
+                }
+            ),
+        )
         return record.result
 
     @property
     def queue(self) -> QueueHealth:
         """Numbers for /v1/health."""
         return QueueHealth(
-            waiting=len(self._waiting), running=len(self._running), limit=self.max_queue, workers=self._n_workers,
+            waiting=len(self._waiting),
+            running=len(self._running),
+            limit=self.max_queue,
+            workers=self._n_workers,
             workers_ready=sum(worker.ready for worker in self._workers),
-        )  # fmt: skip
+        )
 
     @property
     def problem(self) -> str:
         """Why an oracle process is missing, if one is."""
-        return next((worker.last_error for worker in self._workers if worker.last_error and not worker.ready), "")
+        return next(
+            (worker.last_error for worker in self._workers if worker.last_error and not worker.ready), ""
+        )
 
     def metrics_text(self) -> str:
         queue = self.queue
@@ -236,11 +222,19 @@ class Scheduler:
     # ------------------------------------------------------------ life of a record
 
     def _add(self, task: TaskSpec, candidate: Candidate, options: Options) -> Record:
-        job = {"task": task.model_dump(), "candidate": candidate.model_dump(), "options": options.model_dump()}
-        content = _digest("content", task.model_dump(exclude={"name"}), job["candidate"], job["options"])
+        job = {
+            "task": task.model_dump(),
+            "candidate": candidate.model_dump(),
+            "options": options.model_dump(),
+        }
+        content = digest("content", task.model_dump(exclude={"name"}), job["candidate"], job["options"])
         evaluation_id = f"eval-{secrets.token_hex(8)}"
         record = Record(
-            evaluation_id, content, job, EvaluationResult(id=evaluation_id, language=candidate.language), time.monotonic()
+            evaluation_id,
+            content,
+            job,
+            EvaluationResult(id=evaluation_id, language=candidate.language),
+            time.monotonic(),
         )
         self._records[evaluation_id] = record
         self._forget_old_records()
@@ -248,7 +242,7 @@ class Scheduler:
         leader = self._leaders.get(content)
         if verdict is not None:
             self._verdicts.move_to_end(content)
-            self._finish(record, _copy_verdict(verdict, record))
+            self._finish(record, copy_verdict(verdict, record))
         elif leader is not None:
             leader.followers.append(record)
         else:
@@ -280,7 +274,9 @@ class Scheduler:
             return
         del self._running[record.id]
         if message["result"] is None:
-            result = record.result.model_copy(update={"state": "done", "outcome": "cancelled", "feedback": "cancelled"})
+            result = record.result.model_copy(
+                update={"state": "done", "outcome": "cancelled", "feedback": "cancelled"}
+            )
             self._promote_follower(record)
             self._finish(record, result)
             return
@@ -302,10 +298,17 @@ class Scheduler:
         if record.cancelled or record.attempts < MAX_ATTEMPTS:
             self._retry(record, text)
         else:
-            self._conclude(record, record.result.model_copy(update={
-                "state": "done", "outcome": "infra_error", "attempts": record.attempts,
-                "feedback": f"the judge failed {record.attempts} times: {text}",
-            }))  # fmt: skip
+            self._conclude(
+                record,
+                record.result.model_copy(
+                    update={
+                        "state": "done",
+                        "outcome": "infra_error",
+                        "attempts": record.attempts,
+                        "feedback": f"the judge failed {record.attempts} times: {text}",
+                    }
+                ),
+            )
 
     def _retry(self, record: Record, text: str) -> None:
         if record.cancelled:
@@ -318,7 +321,8 @@ class Scheduler:
         self._dispatch()
 
     def _conclude(self, record: Record, result: EvaluationResult) -> None:
-        """A verdict is reached: it is remembered (unless the judge failed) and given to all who asked the same."""
+        """A verdict is reached: it is remembered (unless the judge failed) and given to all who asked the
+        same."""
         if result.outcome != "infra_error":
             self._verdicts[record.content] = result
             while len(self._verdicts) > CACHED_VERDICTS:
@@ -331,7 +335,7 @@ class Scheduler:
         if not record.done.is_set():
             self._finish(record, result)
         for follower in followers:
-            self._finish(follower, _copy_verdict(result, follower))
+            self._finish(follower, copy_verdict(result, follower))
 
     def _promote_follower(self, record: Record) -> None:
         """The evaluation that others waited for is cancelled: the next of them takes its place."""
@@ -361,10 +365,11 @@ class Scheduler:
 
     def _tell(self, record: Record) -> None:
         for queue in record.listeners:
-            queue.put_nowait(_event(record))
+            queue.put_nowait(event(record))
 
     async def _watch(self) -> None:
-        """Kills an oracle that is far beyond what its deadlines allow: a fault of the judge, not of the candidate."""
+        """Kills an oracle that is far beyond what its deadlines allow: a fault of the judge, not of the
+        candidate."""
         while True:
             await asyncio.sleep(5.0)
             now = time.monotonic()
@@ -372,7 +377,9 @@ class Scheduler:
                 options = record.job["options"]
                 limit_s = 120 + 3 * sum(options[name] for name in ("build_s", "load_s", "check_s", "time_s"))
                 if now - started > limit_s:
-                    log.error("%s runs for more than %.0f s; replacing its oracle process", record.id, limit_s)
+                    log.error(
+                        "%s runs for more than %.0f s; replacing its oracle process", record.id, limit_s
+                    )
                     worker.kill()
 
     # ------------------------------------------------------------ bookkeeping
@@ -414,23 +421,3 @@ class Scheduler:
             if not oldest.done.is_set():
                 return
             del self._records[oldest.id]
-
-
-def default_workers(devices: Sequence[str]) -> int:
-    """Two oracles hide each other's waits; more only where there are cores for their builds."""
-    return max(2, min(8, (os.cpu_count() or 2))) if devices != ["cpu"] else max(2, min(4, os.cpu_count() or 2))
-
-
-def _digest(*parts: Any) -> str:
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode("utf-8", "surrogatepass")).hexdigest()
-
-
-def _copy_verdict(verdict: EvaluationResult, record: Record) -> EvaluationResult:
-    return verdict.model_copy(update={"id": record.id, "cached": True, "attempts": 0})
-
-
-def _event(record: Record) -> StageEvent:
-    result = record.result
-    return StageEvent(
-        id=record.id, state=result.state, stage=result.stage, result=result if result.state == "done" else None
-    )

@@ -38,7 +38,8 @@ from sandbox.protocol import (
     VerificationRequest,
     VerificationResult,
 )
-from sandbox.scheduler import KeyConflict, QueueFull, Scheduler, UnknownId
+from sandbox.records import KeyConflict, QueueFull, UnknownId
+from sandbox.scheduler import Scheduler
 from sandbox.settings import Settings, capabilities, make_scratch
 from sandbox.workers import WorkerSettings
 
@@ -56,7 +57,9 @@ class ServerError(RuntimeError):
 class _Refused(Exception):
     """An answer other than success."""
 
-    def __init__(self, status: int, error: str, field: str | None = None, hint: str | None = None, retry: float = 0):
+    def __init__(
+        self, status: int, error: str, field: str | None = None, hint: str | None = None, retry: float = 0
+    ):
         super().__init__(error)
         self.status, self.reply, self.retry = status, ErrorReply(error=error, field=field, hint=hint), retry
 
@@ -140,9 +143,15 @@ def create_app(settings: Settings, scratch: Path) -> FastAPI:
         ready = queue.workers_ready == queue.workers
         status = "ok" if ready else "degraded" if scheduler().problem or queue.workers_ready else "starting"
         return Health(
-            status=status, version=sandbox.__version__, level=level.name, features=list(level.features),
-            missing=missing, devices=list(settings.devices), queue=queue, uptime_s=time.monotonic() - started,
-        )  # fmt: skip
+            status=status,
+            version=sandbox.__version__,
+            level=level.name,
+            features=list(level.features),
+            missing=missing,
+            devices=list(settings.devices),
+            queue=queue,
+            uptime_s=time.monotonic() - started,
+        )
 
     @app.get("/v1/capabilities")
     async def get_capabilities() -> Capabilities:
@@ -172,11 +181,17 @@ def serve(settings: Settings, socket_path: Path, *, log_level: str = "info") -> 
             scratch = make_scratch()
             ArtifactStore(settings.cache).prune()
         except OSError as error:
-            raise ServerError(f"cannot use the cache {settings.cache} or the temporary directory: {error}") from error
+            raise ServerError(
+                f"cannot use the cache {settings.cache} or the temporary directory: {error}"
+            ) from error
         config = uvicorn.Config(
-            create_app(settings, scratch), log_level=log_level, access_log=False, lifespan="on",
-            timeout_graceful_shutdown=1, timeout_keep_alive=75,
-        )  # fmt: skip
+            create_app(settings, scratch),
+            log_level=log_level,
+            access_log=False,
+            lifespan="on",
+            timeout_graceful_shutdown=1,
+            timeout_keep_alive=75,
+        )
         log.info("sandbox serves %s on %s", ", ".join(settings.devices), socket_path)
         uvicorn.Server(config).run(sockets=[listener])
     finally:
@@ -242,20 +257,26 @@ async def _events(queue: asyncio.Queue, records: list) -> AsyncIterator[str]:
 def _check_task(task: TaskSpec, offered: Capabilities, field: str) -> None:
     if task.device not in offered.devices:
         raise _Refused(
-            422, f"device {task.device} is not served here", f"{field}.device",
+            422,
+            f"device {task.device} is not served here",
+            f"{field}.device",
             f"served: {', '.join(offered.devices)}; see `python -m sandbox doctor`",
-        )  # fmt: skip
+        )
 
 
 def _check_candidate(candidate: Candidate, task: TaskSpec, offered: Capabilities, field: str) -> None:
     support = offered.languages[candidate.language]
     if not support.available:
-        raise _Refused(422, f"{candidate.language} cannot be judged here", f"{field}.language", support.problem)
+        raise _Refused(
+            422, f"{candidate.language} cannot be judged here", f"{field}.language", support.problem
+        )
     if task.device not in support.devices:
         raise _Refused(
-            422, f"{candidate.language} is not judged on {task.device}", f"{field}.language",
+            422,
+            f"{candidate.language} is not judged on {task.device}",
+            f"{field}.language",
             f"use a task with device {' or '.join(support.devices)}",
-        )  # fmt: skip
+        )
 
 
 def _handle_errors(app: FastAPI) -> None:
@@ -275,7 +296,9 @@ def _handle_errors(app: FastAPI) -> None:
         first = error.errors()[0]
         place = [str(part) for part in first["loc"] if part not in ("body", "query", "path")]
         field = ".".join(place) or "body"
-        too_large = first["type"] == "source_too_large" or (first["type"] == "too_long" and field.endswith("candidates"))
+        too_large = first["type"] == "source_too_large" or (
+            first["type"] == "too_long" and field.endswith("candidates")
+        )
         hint = "fewer candidates a request" if first["type"] == "too_long" else None
         return _answer(app, _Refused(413 if too_large else 422, first["msg"], field, hint))
 
@@ -289,7 +312,7 @@ def _handle_errors(app: FastAPI) -> None:
 
     @app.exception_handler(UnknownId)
     async def unknown(_: Request, error: UnknownId) -> JSONResponse:
-        hint = "a restarted server knows nothing of its predecessor's work: submit again under the same client_key"
+        hint = "a restarted server knows no work of its predecessor: submit again under the same client_key"
         return _answer(app, _Refused(404, f"no evaluation or verification {error.args[0]}", "id", hint))
 
 

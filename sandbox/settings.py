@@ -54,9 +54,13 @@ class Settings:
 
 
 def make_settings(
-    *, device: str = "auto", workers: int | None = None, threads: int | None = None, cache: str | None = None,
+    *,
+    device: str = "auto",
+    workers: int | None = None,
+    threads: int | None = None,
+    cache: str | None = None,
     max_queue: int = MAX_QUEUE,
-) -> Settings:  # fmt: skip
+) -> Settings:
     """Settings with this machine's values for what is left out.
 
     Raises:
@@ -68,10 +72,13 @@ def make_settings(
             raise SettingsError(f"--{name} {value}: must be at least 1")
     devices = find_devices(device)
     return Settings(
-        devices=devices, workers=workers or max(2, min(cores, 4 if devices == ("cpu",) else 8)),
-        threads=threads or min(cores, 16), cores=cores, cache=Path(cache) if cache else DEFAULT_CACHE,
+        devices=devices,
+        workers=workers or max(2, min(cores, 4 if devices == ("cpu",) else 8)),
+        threads=threads or min(cores, 16),
+        cores=cores,
+        cache=Path(cache).absolute() if cache else DEFAULT_CACHE,  # the compiler runs elsewhere
         max_queue=max_queue,
-    )  # fmt: skip
+    )
 
 
 def find_devices(name: str) -> tuple[str, ...]:
@@ -112,16 +119,22 @@ def capabilities(settings: Settings) -> Capabilities:
         languages={"cpp": _cpp(settings), "triton": _triton(settings), "cuda": _cuda(gpus)},
         devices=list(settings.devices),
         limits={
-            "max_source_bytes": MAX_SOURCE_BYTES, "max_candidates": MAX_CANDIDATES, "max_queue": settings.max_queue,
-            "workers": settings.workers, "threads": settings.threads,
+            "max_source_bytes": MAX_SOURCE_BYTES,
+            "max_candidates": MAX_CANDIDATES,
+            "max_queue": settings.max_queue,
+            "workers": settings.workers,
+            "threads": settings.threads,
         },
         kernel_form={
             "cpp": {
-                "rule": RULE, "flags": list(COMPILE_FLAGS), "link_flags": list(LINK_FLAGS), "example": EXAMPLE,
-                "prelude": "constexpr long NAME_n, NAME_d0, NAME_d1, ... for each tensor; constexpr values for the rest",
+                "rule": RULE,
+                "flags": list(COMPILE_FLAGS),
+                "link_flags": list(LINK_FLAGS),
+                "example": EXAMPLE,
+                "prelude": "constexpr long NAME_n, NAME_d0, ... for tensors; constexpr values for the rest",
             }
         },
-    )  # fmt: skip
+    )
 
 
 def _cpp(settings: Settings) -> LanguageSupport:
@@ -138,17 +151,25 @@ def _cpp(settings: Settings) -> LanguageSupport:
 def _triton(settings: Settings) -> LanguageSupport:
     installed = importlib.util.find_spec("triton") is not None
     return LanguageSupport(
-        available=installed, forms=["module"], devices=list(settings.devices),
+        available=installed,
+        forms=["module"],
+        devices=list(settings.devices),
         timing=any(device != "cpu" for device in settings.devices),
         problem="" if installed else "triton is not installed: pip install triton",
-    )  # fmt: skip
+    )
 
 
 def _cuda(gpus: list[str]) -> LanguageSupport:
     from sandbox.build.cuda import refusal
 
-    problem = "no NVIDIA GPU is served here; start the sandbox with --device cuda:0" if not gpus else refusal(gpus[0])
-    return LanguageSupport(available=not problem, forms=["module"], devices=gpus, timing=True, problem=problem or "")
+    problem = (
+        "no NVIDIA GPU is served here; start the sandbox with --device cuda:0"
+        if not gpus
+        else refusal(gpus[0])
+    )
+    return LanguageSupport(
+        available=not problem, forms=["module"], devices=gpus, timing=True, problem=problem or ""
+    )
 
 
 def make_scratch() -> Path:

@@ -1,4 +1,5 @@
-"""The broker's side of oracle processes: starts them, hands them work, keeps the gate, replaces those that die."""
+"""The broker's side of oracle processes: starts them, hands them work, keeps the gate, replaces those that
+die."""
 
 from __future__ import annotations
 
@@ -59,9 +60,15 @@ class Worker:
     """
 
     def __init__(
-        self, number: int, settings: WorkerSettings, gates: Gates, *, on_message: Callable[[Worker, dict], None],
-        on_free: Callable[[Worker], None], on_lost: Callable[[Worker, str], None],
-    ):  # fmt: skip
+        self,
+        number: int,
+        settings: WorkerSettings,
+        gates: Gates,
+        *,
+        on_message: Callable[[Worker, dict], None],
+        on_free: Callable[[Worker], None],
+        on_lost: Callable[[Worker, str], None],
+    ):
         self.number, self._settings, self._gates = number, settings, gates
         self._on_message, self._on_free, self._on_lost = on_message, on_free, on_lost
         self.ready = False
@@ -128,19 +135,32 @@ class Worker:
     async def _run_once(self) -> None:
         ours, theirs = socket.socketpair()
         settings = {
-            "parent": os.getpid(), "scratch": str(self._settings.scratch), "cache": str(self._settings.cache),
-            "threads": self._settings.threads, "log_level": self._settings.log_level,
-        }  # fmt: skip
+            "parent": os.getpid(),
+            "scratch": str(self._settings.scratch),
+            "cache": str(self._settings.cache),
+            "threads": self._settings.threads,
+            "log_level": self._settings.log_level,
+        }
         with theirs:
             root = str(Path(sandbox.__file__).resolve().parent.parent)
             environment = {
-                **os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")])),
-                "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1",
-            }  # fmt: skip
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")])),
+                "OMP_NUM_THREADS": "1",
+                "OPENBLAS_NUM_THREADS": "1",
+            }
             self._process = await asyncio.create_subprocess_exec(
-                sys.executable, "-P", "-m", "sandbox.oracle.worker", str(theirs.fileno()), json.dumps(settings),
-                pass_fds=[theirs.fileno()], stdin=asyncio.subprocess.DEVNULL, start_new_session=True, env=environment,
-            )  # fmt: skip
+                sys.executable,
+                "-P",
+                "-m",
+                "sandbox.oracle.worker",
+                str(theirs.fileno()),
+                json.dumps(settings),
+                pass_fds=[theirs.fileno()],
+                stdin=asyncio.subprocess.DEVNULL,
+                start_new_session=True,
+                env=environment,
+            )
         reader, self._writer = await asyncio.open_connection(sock=ours, limit=MAX_LINE_BYTES)
         try:
             while line := await reader.readline():
@@ -162,9 +182,10 @@ class Worker:
             ticket = message["ticket"]
             self._held[ticket] = message["resource"]
             self._gates.of(message["resource"]).acquire(
-                (self.number, ticket), exclusive=message["exclusive"],
+                (self.number, ticket),
+                exclusive=message["exclusive"],
                 grant=lambda: self._send({"op": "granted", "ticket": ticket}),
-            )  # fmt: skip
+            )
         elif kind == "release":
             self._release(message["ticket"])
         elif kind == "stage":

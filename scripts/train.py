@@ -16,8 +16,10 @@ import signal
 import sys
 from pathlib import Path
 
-from absl import app, flags
-from ml_collections import config_flags
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from absl import app, flags  # noqa: E402
+from ml_collections import config_flags  # noqa: E402
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "Recipe: a file with get_config().", lock_config=True)
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run; made if absent, gone on with if not.")
@@ -39,6 +41,7 @@ def main(argv):
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", force=True)
     _prepare_jax(cfg)
     signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGINT, _interrupt)  # also where a shell started the run in the background with SIGINT ignored
     try:
         return _run(cfg, Path(_WORKDIR.value))
     except KeyboardInterrupt:
@@ -63,16 +66,17 @@ def _prepare_jax(cfg) -> None:
 
 def _expected_errors() -> tuple[type[BaseException], ...]:
     from dk_jax.rollout.supervise import SandboxStartError
+    from dk_jax.skills.library import LibraryError
     from dk_jax.train.setup import ConfigError
     from sandbox.client import SandboxBusy, SandboxRejected, SandboxUnavailable
 
-    return (ConfigError, SandboxStartError, SandboxBusy, SandboxRejected, SandboxUnavailable, FloatingPointError, OSError, ValueError)
+    return (ConfigError, LibraryError, SandboxStartError, SandboxBusy, SandboxRejected, SandboxUnavailable, FloatingPointError, OSError, ValueError)
 
 
 def _sandbox_arguments(cfg, workdir: Path) -> list[str]:
     s = cfg.sandbox
     return [
-        "--device", s.device, "--workers", str(s.workers), "--threads", str(s.threads), "--cache", str(workdir / "sandbox_cache"),
+        "--device", s.device, "--workers", str(s.workers), "--threads", str(s.threads), "--cache", str((workdir / "sandbox_cache").absolute()),
     ]  # fmt: skip
 
 

@@ -30,8 +30,8 @@ class BackboneConfig:
       rope_theta: base of the rotary frequencies.
       norm_eps: epsilon of every RMSNorm.
       tie_embeddings: whether the unembedding is the embedding table.
-      compute_dtype: type of activations and of the weights as they enter a product. Norms, softmax, RoPE and
-        logits are always float32, and float32 products are never rounded to TF32.
+      compute_dtype: type in which weights and activations enter a product. Norms, softmax, RoPE, the residual
+        stream and logits are always float32, and float32 products are never rounded to TF32.
       param_dtype: type in which parameters are stored.
       head_rank: R, rank of the agents' residuals on the final hidden state; 0 shares one head.
       lora_rank: rank of the LoRA branch of every projection; 0 for none.

@@ -17,12 +17,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from pydantic import ValidationError
+
 from dk_jax.rollout.trajectory import Verdict
 from dk_jax.tasks.task import Task
-from sandbox.client import SandboxClient
+from sandbox.client import SandboxClient, SandboxUnavailable
 from sandbox.protocol import Candidate, Options, TaskSpec, VerificationTask
 
 log = logging.getLogger(__name__)
+_UNREADABLE = "this message held no kernel"  # builds in no language, and so fails in its arm as it should
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -88,8 +91,9 @@ class Journal:
         return self._verdicts.get(key)
 
     def put(self, key: str, verdict: Verdict) -> None:
+        """Keeps a verdict; the newest one of a key stands."""
         with self._lock:
-            if key in self._verdicts:
+            if self._verdicts.get(key) == verdict:
                 return
             self._verdicts[key] = verdict
             self._file.write(json.dumps({"key": key, "verdict": dataclasses.asdict(verdict)}) + "\n")
@@ -110,6 +114,16 @@ class Journal:
 def _key(phase: str, index: int, task: Task, source: str) -> str:
     digest = hashlib.sha256(f"{task.name}\x1f{task.reference}\x1f{source}".encode()).hexdigest()[:24]
     return f"{phase}/{index}/{digest}"
+
+
+def _verdict(result) -> Verdict:
+    """The verdict of a result; what is no verdict on the candidate is an error, never a reward of 0 (DESIGN 2.2)."""
+    if result.outcome in ("infra_error", "cancelled"):
+        raise SandboxUnavailable(
+            f"the sandbox could not judge a candidate ({result.outcome} after {result.attempts} attempts): {result.feedback}. "
+            "Look into its log and python -m sandbox doctor, then run the same command again: what was judged is kept."
+        )
+    return Verdict.from_result(result)
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -140,13 +154,31 @@ class SandboxJudge:
     def _candidate(self, source: str) -> Candidate:
         return Candidate(source=source, language=self.language, form=self.form)
 
+    def _refusal(self, source: str) -> str:
+        """Why the protocol would not carry this text (a model may write anything), or ""."""
+        try:
+            self._candidate(source)
+        except ValidationError as error:
+            return error.errors()[0]["msg"]
+        return ""
+
     def evaluate(self, requests, *, phase, progress=None):
         keys = [_key(phase, i, r.task, r.source) for i, r in enumerate(requests)]
         verdicts: list[Verdict | None] = [self.journal.get(k) if self.journal else None for k in keys]
+        for i, request in enumerate(requests):
+            if verdicts[i] is None and (refusal := self._refusal(request.source)):
+                verdicts[i] = Verdict.without_kernel(refusal)
         if progress is not None:
             progress(sum(v is not None for v in verdicts))
+        # A crash may have fallen between two samples of one source: they share its verdict, replayed or new.
+        known = {(r.task.name, r.source): v for r, v in zip(requests, verdicts, strict=True) if v is not None}
         by_task: dict[str, list[int]] = {}
         for i, request in enumerate(requests):
+            if verdicts[i] is None and (shared := known.get((request.task.name, request.source))) is not None:
+                verdicts[i] = shared
+                self.journal.put(keys[i], shared)
+                if progress is not None:
+                    progress(1)
             if verdicts[i] is None:
                 by_task.setdefault(request.task.name, []).append(i)
 
@@ -160,7 +192,7 @@ class SandboxJudge:
                 part = sources[start : start + 64]
 
                 def arrived(position: int, result, part=part) -> None:
-                    verdict = Verdict.from_result(result)
+                    verdict = _verdict(result)
                     for i in distinct[part[position]]:
                         verdicts[i] = verdict
                         if self.journal is not None:
@@ -196,14 +228,14 @@ class SandboxJudge:
                 [
                     VerificationTask(
                         task=self._task(arm.task),
-                        control=[self._candidate(s) for s in arm.control],
-                        treated=[self._candidate(s) for s in arm.treated],
+                        control=[self._candidate(s if not self._refusal(s) else _UNREADABLE) for s in arm.control],
+                        treated=[self._candidate(s if not self._refusal(s) else _UNREADABLE) for s in arm.treated],
                     )
                     for arm in arms
                 ],
                 self.verify_options,
             )
-            found = [Verdict.from_result(getattr(result.arms[a], kind)[i]) for a, kind, i in flat]
+            found = [_verdict(getattr(result.arms[a], kind)[i]) for a, kind, i in flat]
             if self.journal is not None:
                 for key, verdict in zip(keys, found, strict=True):
                     self.journal.put(key, verdict)

@@ -135,7 +135,7 @@ class Trajectory:
         tokens, logp_model = list(tokens), [float(p) for p in logp_model]
         if len(tokens) != len(logp_model):
             raise ValueError(f"{len(tokens)} sampled tokens but {len(logp_model)} log-probs ({self.agent}, {self.task})")
-        turn = max((t for t in self.turn_index), default=-1) + 1
+        turn = len(self.turns)
         self.tokens += tokens
         self.turn_index += [turn] * len(tokens)
         self.logp_model += logp_model
@@ -183,7 +183,7 @@ def load_trajectories(path: Path) -> list[Trajectory]:
                 out.append(Trajectory.from_dict(json.loads(line)))
             except (ValueError, KeyError, TypeError) as error:
                 raise ValueError(
-                    f"{path}:{number}: not a trajectory ({error}). Write the file again with --mode=rollout_only."
+                    f"{path}:{number}: not a trajectory ({error}). Only whole files that a run wrote can be read."
                 ) from error
     return out
 

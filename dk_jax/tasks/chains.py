@@ -1,33 +1,42 @@
-"""Random chains of elementwise stages, grown one at a time while what is known of the values is tracked.
+"""Random chains of elementwise stages, grown one at a time while the range of the values is tracked.
 
-Two facts decide what may come next: whether values can be negative, and about how large they get. So no stage
-is without effect (a ReLU of a square), none overflows, and results differ from zero and from a constant.
+The range, from about the least to about the greatest of many values, decides what may come next. So no stage is
+without effect (a ReLU of a square), none overflows, and results differ from zero and from a constant.
 """
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from dk_jax.tasks.spec import Scalar, Stage, Tensor, Unary, Vector
 
+NORMAL = 4.5  # a standard normal draw of a million values stays about within this
 _GATES = ("sigmoid", "tanh")
+_CLAMPS = ((-1.0, 1.0), (-0.5, 0.5), (-2.0, 2.0), (-1.0, 2.0), (0.0, 1.0), (-0.5, 1.5))
 
 
 @dataclass
 class Chain:
-    """A pipeline under construction and what is known of its values."""
+    """A pipeline under construction and the range [low, high] of its values."""
 
     rng: random.Random
-    negative: bool = True
-    bound: float = 4.5  # of a standard normal draw
+    low: float = -NORMAL
+    high: float = NORMAL
     names: set[str] = field(default_factory=set)
     stages: list[Stage] = field(default_factory=list)
 
-    def take(self, stage: Stage, negative: bool, bound: float, name: str | None = None) -> bool:
+    @property
+    def bound(self) -> float:
+        """Largest magnitude."""
+        return max(-self.low, self.high)
+
+    def take(self, stage: Stage, low: float, high: float, name: str | None = None) -> bool:
+        """Append a stage whose values lie in [low, high]; `name` is an operand that it uses up."""
         self.stages.append(stage)
-        self.negative, self.bound = negative, bound
+        self.low, self.high = low, high
         if name:
             self.names.add(name)
         return True
@@ -45,24 +54,28 @@ class Chain:
     def _unary(self) -> bool:
         fn = self.rng.choice(list(_UNARY))
         rule = _UNARY[fn]
-        squashed = self.bound <= 1.0
-        if self._last(Unary) or (rule.signed and not self.negative) or (rule.unsigned and self.negative):
+        margin = 0.1 * (self.high - self.low)
+        signed = self.low < -margin and self.high > margin
+        if (
+            self._last(Unary)
+            or self.bound > rule.limit
+            or (rule.signed and not signed)
+            or (rule.unsigned and self.low < 0)
+        ):
             return False
-        if self.bound > rule.limit or (rule.squashes and squashed):
+        if rule.squashes and (self.bound <= 1.0 or self.low > 2.0 or self.high < -2.0):
             return False
-        constants = ()
-        if fn == "leaky_relu":
-            constants = (self.rng.choice((0.01, 0.1, 0.2, 0.3)),)
-        elif fn == "clamp":
-            low, high = self.rng.choice(
-                ((-1.0, 1.0), (-0.5, 0.5), (-2.0, 2.0), (-1.0, 2.0), (0.0, 1.0), (-0.5, 1.5))
-            )
-            if self.bound < 2 * high:
-                return False
-            constants = (low, high)
-        negative = self.negative and not rule.positive and not (fn == "clamp" and constants[0] == 0.0)
-        bound = constants[1] if fn == "clamp" else rule.bound(self.bound)
-        return self.take(Unary(fn=fn, constants=constants), negative, bound)
+        if fn == "clamp":
+            return self._clamp()
+        constants = (self.rng.choice((0.01, 0.1, 0.2, 0.3)),) if fn == "leaky_relu" else ()
+        return self.take(Unary(fn=fn, constants=constants), *rule.range(self.low, self.high))
+
+    def _clamp(self) -> bool:
+        least, most = self.rng.choice(_CLAMPS)
+        low, high = max(self.low, least), min(self.high, most)
+        if (low, high) == (self.low, self.high) or high - low < 0.5 * (most - least):
+            return False
+        return self.take(Unary(fn="clamp", constants=(least, most)), low, high)
 
     def _scalar(self) -> bool:
         if self._last(Scalar):
@@ -70,12 +83,15 @@ class Chain:
         op = self.rng.choice(("mul", "mul", "add", "sub", "div", "rsub"))
         if op == "mul":
             value = self.rng.choice((0.1, 0.2, 0.25, 0.3, 0.5, 0.7, 0.8, 1.5, 2.0, 2.5, 3.0, 4.0))
-            return self.take(Scalar(op=op, value=value), self.negative, self.bound * value)
+            return self.take(Scalar(op=op, value=value), self.low * value, self.high * value)
         if op == "div":
             value = self.rng.choice((2.0, 3.0, 4.0, 5.0))
-            return self.take(Scalar(op=op, value=value), self.negative, self.bound / value)
+            return self.take(Scalar(op=op, value=value), self.low / value, self.high / value)
         value = self.rng.choice((0.1, 0.2, 0.5, 1.0, 1.5, 2.0))
-        return self.take(Scalar(op=op, value=value), self.negative or op != "add", self.bound + value)
+        if op == "rsub":
+            return self.take(Scalar(op=op, value=value), value - self.high, value - self.low)
+        shift = value if op == "add" else -value
+        return self.take(Scalar(op=op, value=value), self.low + shift, self.high + shift)
 
     def _vector(self) -> bool:
         op, name = self.rng.choice(
@@ -83,22 +99,30 @@ class Chain:
         )
         if name in self.names:
             return False
-        if op == "mul":
-            return self.take(Vector(op=op, name=name, draw="positive"), self.negative, self.bound * 1.5, name)
-        return self.take(Vector(op=op, name=name), True, self.bound + 4.0, name)
+        if op == "mul":  # by 0.5 to 1.5
+            low, high = self.low * (1.5 if self.low < 0 else 0.5), self.high * (0.5 if self.high < 0 else 1.5)
+            return self.take(Vector(op=op, name=name, draw="positive"), low, high, name)
+        return self.take(Vector(op=op, name=name), self.low - 3.5, self.high + 3.5, name)
 
     def _tensor(self) -> bool:
         op, name = self.rng.choice(
             (("add", "y"), ("add", "y"), ("mul", "y"), ("sub", "y"), ("maximum", "y"), ("mul", "gate"))
         )
-        if name in self.names or len(self.names & {"y", "gate"}) == 2:
+        if name in self.names:
             return False
         if name == "gate":
             fn = self.rng.choice(_GATES)
-            return self.take(Tensor(op=op, name=name, fn=fn), self.negative or fn == "tanh", self.bound, name)
-        factor = self.rng.choice((None, None, 0.1, 0.3, 0.5, 2.0)) if op in ("add", "sub") else None
-        bound = self.bound * 4.5 if op == "mul" else self.bound + 4.5 * (factor or 1.0)
-        return self.take(Tensor(op=op, name=name, factor=factor), True, bound, name)
+            low, high = (
+                (-self.bound, self.bound) if fn == "tanh" else (min(self.low, 0.0), max(self.high, 0.0))
+            )
+            return self.take(Tensor(op=op, name=name, fn=fn), low, high, name)
+        if op == "maximum":
+            return self.take(Tensor(op=op, name=name), self.low, max(self.high, NORMAL), name)
+        if op == "mul":
+            return self.take(Tensor(op=op, name=name), -NORMAL * self.bound, NORMAL * self.bound, name)
+        factor = self.rng.choice((None, None, 0.1, 0.3, 0.5, 2.0))
+        spread = NORMAL * (factor or 1.0)
+        return self.take(Tensor(op=op, name=name, factor=factor), self.low - spread, self.high + spread, name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,47 +130,53 @@ class Rule:
     """When a unary function has an effect and is safe, and what its values are like.
 
     Attributes:
-      bound: largest magnitude of the result, from that of the argument.
+      range: range of the result, from that of the argument.
       limit: largest magnitude of the argument.
       signed, unsigned: whether it needs arguments of both signs, or none that is negative.
-      positive: whether its values are never negative.
-      squashes: whether it maps to a small range, and so should not follow another such function.
+      squashes: whether it flattens large arguments, and so should not follow another such function.
     """
 
-    bound: Callable[[float], float] = lambda x: x
+    range: Callable[[float, float], tuple[float, float]]
     limit: float = 60.0
     signed: bool = False
     unsigned: bool = False
-    positive: bool = False
     squashes: bool = False
 
 
-def _one(_: float) -> float:
-    return 1.0
+def _rising(fn: Callable[[float], float]) -> Callable[[float, float], tuple[float, float]]:
+    return lambda low, high: (fn(low), fn(high))
+
+
+def _wave(low: float, high: float) -> tuple[float, float]:
+    return -1.0, 1.0
+
+
+def _gated(low: float, high: float) -> tuple[float, float]:
+    return -0.4, high  # SiLU and its like: a shallow dip below zero
 
 
 _UNARY: dict[str, Rule] = {
-    "relu": Rule(signed=True, positive=True),
-    "leaky_relu": Rule(signed=True),
-    "elu": Rule(signed=True),
-    "clamp": Rule(),
-    "abs": Rule(signed=True, positive=True),
-    "square": Rule(bound=lambda x: x * x, limit=8.0, positive=True),
-    "neg": Rule(),
-    "sqrt": Rule(bound=lambda x: max(1.0, x**0.5), unsigned=True, positive=True),
-    "exp": Rule(bound=lambda x: 2.718**x, limit=3.5, positive=True),
-    "log1p": Rule(unsigned=True, positive=True),
-    "sin": Rule(bound=_one, limit=20.0, squashes=True),
-    "cos": Rule(bound=_one, limit=20.0, squashes=True),
-    "sigmoid": Rule(bound=_one, positive=True, squashes=True),
-    "tanh": Rule(bound=_one, squashes=True),
-    "silu": Rule(signed=True),
-    "gelu": Rule(signed=True),
-    "gelu_tanh": Rule(signed=True),
-    "softplus": Rule(bound=lambda x: x + 0.7, limit=40.0, signed=True, positive=True),
-    "softsign": Rule(bound=_one, squashes=True),
-    "logsigmoid": Rule(bound=lambda x: x + 0.7, limit=40.0, signed=True),
-    "mish": Rule(limit=40.0, signed=True),
-    "hardsigmoid": Rule(bound=_one, positive=True, squashes=True),
-    "hardswish": Rule(signed=True),
+    "relu": Rule(range=lambda low, high: (0.0, high), signed=True),
+    "leaky_relu": Rule(range=lambda low, high: (0.3 * low, high), signed=True),
+    "elu": Rule(range=lambda low, high: (-1.0, high), signed=True),
+    "clamp": Rule(range=lambda low, high: (low, high)),
+    "abs": Rule(range=lambda low, high: (0.0, max(-low, high)), signed=True),
+    "square": Rule(range=lambda low, high: (0.0, max(low * low, high * high)), limit=8.0, signed=True),
+    "neg": Rule(range=lambda low, high: (-high, -low)),
+    "sqrt": Rule(range=_rising(math.sqrt), unsigned=True),
+    "exp": Rule(range=_rising(math.exp), limit=3.5),
+    "log1p": Rule(range=_rising(math.log1p), unsigned=True),
+    "sin": Rule(range=_wave, limit=20.0, squashes=True),
+    "cos": Rule(range=_wave, limit=20.0, squashes=True),
+    "sigmoid": Rule(range=_rising(lambda v: 1.0 / (1.0 + math.exp(-v))), squashes=True),
+    "tanh": Rule(range=_rising(math.tanh), squashes=True),
+    "silu": Rule(range=_gated, signed=True),
+    "gelu": Rule(range=_gated, signed=True),
+    "gelu_tanh": Rule(range=_gated, signed=True),
+    "softplus": Rule(range=_rising(lambda v: math.log1p(math.exp(v))), limit=40.0, signed=True),
+    "softsign": Rule(range=_rising(lambda v: v / (1.0 + abs(v))), squashes=True),
+    "logsigmoid": Rule(range=_rising(lambda v: -math.log1p(math.exp(-v))), limit=40.0, signed=True),
+    "mish": Rule(range=_gated, limit=40.0, signed=True),
+    "hardsigmoid": Rule(range=_rising(lambda v: min(max(v + 3.0, 0.0), 6.0) / 6.0), squashes=True),
+    "hardswish": Rule(range=_gated, signed=True),
 }

@@ -120,14 +120,19 @@ def _grow_reduce(rng: random.Random, size: Size) -> OpSpec:
     chain = Chain(rng)
     chain.grow(rng.choice((0, 1, 1, 2, 2, 3, 4)))
     fn = rng.choice(("sum", "sum", "mean", "amax", "amin", "l2", "var", "logsumexp"))
-    if fn == "logsumexp" and chain.bound > 30.0:
-        fn = "amax"
+    if (fn == "logsumexp" and chain.bound > 30.0) or (fn in ("amax", "amin") and _flat(chain)):
+        fn = "sum"
     chain.stages.append(RowReduce(fn=fn))
     if fn == "mean":
         chain.stages.append(Scalar(op="mul", value=rng.choice((2.0, 5.0, 10.0, 20.0))))
     elif rng.random() < 0.5:
         chain.stages.append(Scalar(op=rng.choice(("mul", "add")), value=rng.choice((0.5, 2.0, 3.0))))
     return _spec(chain, _dims(rng, size))
+
+
+def _flat(chain: Chain) -> bool:
+    """Whether extremes of the values may all be the same, such as the least of many values of a ReLU."""
+    return any(isinstance(stage, Unary) and stage.fn != "leaky_relu" for stage in chain.stages)
 
 
 def _grow_norm(rng: random.Random, size: Size) -> OpSpec:
@@ -148,17 +153,19 @@ def _grow_norm(rng: random.Random, size: Size) -> OpSpec:
     )
     if fn in ("softmax", "log_softmax") and chain.bound > 30.0:
         fn = "rms_norm"
-    bound = {
-        "softmax": 1.0,
-        "l2_normalize": 1.0,
-        "l1_normalize": 1.0,
-        "layer_norm": 6.0,
-        "rms_norm": 6.0,
-    }.get(fn, 2 * chain.bound)
-    chain.take(RowNorm(fn=fn), fn != "softmax", bound)
-    if bound == 1.0:  # values of about 1/columns: keep them well above the tolerance
+    signed, span = chain.low < 0, chain.high - chain.low
+    low, high = {
+        "softmax": (0.0, 1.0),
+        "log_softmax": (-span - 7.0, 0.0),
+        "layer_norm": (-6.0, 6.0),
+        "center": (-span, span),
+        "max_shift": (-span, 0.0),
+        "rms_norm": (-6.0 if signed else 0.0, 6.0),
+    }.get(fn, (-1.0 if signed else 0.0, 1.0))
+    chain.take(RowNorm(fn=fn), low, high)
+    if high == 1.0:  # values of about 1/columns: keep them well above the tolerance
         value = rng.choice((10.0, 20.0, 50.0, 100.0))
-        chain.take(Scalar(op="mul", value=value), chain.negative, value)
+        chain.take(Scalar(op="mul", value=value), low * value, value)
         chain.grow(rng.choice((0, 0, 1)))
     else:
         chain.grow(rng.choice((0, 1, 1, 2, 2, 3)))
@@ -169,6 +176,8 @@ def _grow_column(rng: random.Random, size: Size) -> OpSpec:
     chain = Chain(rng)
     chain.grow(rng.choice((0, 1, 1, 2, 2, 3)))
     fn = rng.choice(("sum", "sum", "mean", "amax", "l2"))
+    if fn == "amax" and _flat(chain):
+        fn = "sum"
     chain.stages.append(ColReduce(fn=fn))
     if fn == "mean" or rng.random() < 0.5:
         chain.stages.append(
@@ -180,7 +189,7 @@ def _grow_column(rng: random.Random, size: Size) -> OpSpec:
 
 
 def _grow_matmul(rng: random.Random, size: Size) -> OpSpec:
-    chain = Chain(rng, bound=6.0)
+    chain = Chain(rng, -6.0, 6.0)
     width = rng.choice((64, 128, 256) if size == "cpu" else _WIDTHS[size])
     if rng.random() < 0.5:
         chain.stages.append(Linear(name="fc", width=width, bias=rng.random() < 0.8))
@@ -201,10 +210,11 @@ def _grow_window(rng: random.Random, size: Size) -> OpSpec:
     fn = rng.choice(("avg", "max", "conv", "conv"))
     if fn == "conv":
         width = rng.choice((3, 4, 5))
-        chain.take(Window(fn=fn, size=width, name="w"), True, chain.bound * width * 2)
+        spread = 2 * width * chain.bound
+        chain.take(Window(fn=fn, size=width, name="w"), -spread, spread)
     else:
         width = rng.choice((2, 4, 8))
-        chain.take(Window(fn=fn, size=width, stride=width), chain.negative, chain.bound)
+        chain.take(Window(fn=fn, size=width, stride=width), chain.low, chain.high)
     chain.grow(rng.choice((0, 1, 1, 2)))
     return _spec(chain, _dims(rng, size))
 
@@ -222,8 +232,7 @@ def _grow_scan(rng: random.Random, size: Size) -> OpSpec:
     chain.grow(rng.choice((0, 1, 1, 2)))
     if chain.bound > 8.0:  # long sums of large values of both signs would test rounding, not the kernel
         chain = Chain(rng)
-    chain.take(Cumsum(), chain.negative, 1e3)
-    chain.take(Scalar(op="mul", value=rng.choice((0.1, 0.2, 0.5))), chain.negative, 100.0)
+    chain.stages += [Cumsum(), Scalar(op="mul", value=rng.choice((0.1, 0.2, 0.5)))]
     return _spec(chain, _dims(rng, size, 512 if size == "cpu" else 2048))
 
 

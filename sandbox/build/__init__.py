@@ -1,7 +1,8 @@
 """Source to artifact, one module a language.
 
-`build_kernel` is the way in for a bare kernel (C++); the `module` form builds inside its runner, where the module itself
-calls the compiler (`load_inline`, Triton's JIT), under the hooks of `sandbox.build.cuda` and `sandbox.build.triton`.
+`build_kernel` is the way in for a bare kernel (C++); the `module` form builds inside its runner, where the
+module itself calls the compiler (`load_inline`, Triton's JIT), under the hooks of `sandbox.build.cuda` and
+`sandbox.build.triton`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ class BuildFailed(RuntimeError):
 
 
 class BuildUnavailable(RuntimeError):
-    """The machine cannot build now: no compiler, a full disk. Never the candidate's fault; the text says what to do."""
+    """The machine cannot build now: no compiler, a full disk. Never the candidate's fault; the text says
+    what to do."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,9 +1,12 @@
-"""Content-addressed store of built libraries: a key names what the compiler saw, a file appears complete or not at all."""
+"""Content-addressed store of built libraries: a key names what the compiler saw, a file appears complete
+or not at all."""
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -40,8 +43,8 @@ class ArtifactStore:
         return path
 
     def publish(self, key: str, built: Path) -> Path:
-        """Copies `built` under `key` in one step; the first of several publishers of a key is kept or replaced by an
-        equal file. Raises OSError when the disk is full, leaving nothing behind."""
+        """Copies `built` under `key` in one step; the first of several publishers of a key is kept or
+        replaced by an equal file. Raises OSError when the disk is full, leaving nothing behind."""
         path = self._path(key)
         path.parent.mkdir(exist_ok=True, mode=0o700)
         handle, temporary = tempfile.mkstemp(prefix=".new-", dir=path.parent)
@@ -74,3 +77,18 @@ class ArtifactStore:
 
     def _path(self, key: str) -> Path:
         return self.root / key[:2] / key
+
+
+def sealed_copy(path: Path) -> int:
+    """Descriptor of an anonymous, sealed copy of a file: what a jail gets instead of a path into the
+    store."""
+    fd = os.memfd_create("kernel", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        with open(path, "rb") as source, open(fd, "wb", closefd=False) as target:
+            shutil.copyfileobj(source, target)
+        seals = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd

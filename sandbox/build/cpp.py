@@ -17,12 +17,19 @@ from pathlib import Path
 from sandbox.build import Artifact, BuildFailed, BuildUnavailable
 from sandbox.build.artifacts import ArtifactStore
 from sandbox.build.signature import INCLUDES, KernelSignature
+from sandbox.jail.faults import JailMemory, JailTimeout
 from sandbox.jail.limits import Limits
-from sandbox.jail.spawn import JailMemory, JailTimeout, Zygote
+from sandbox.jail.spawn import Zygote
 
 COMPILE_FLAGS = ("-std=c++17", "-O2", "-march=native", "-fopenmp", "-ffast-math", "-fPIC")
 # No -ffast-math here: it would link crtfastmath, which changes the floating-point mode of the whole process.
-LINK_FLAGS = ("-shared", "-fopenmp", "-Wl,--require-defined=kernel", "-Wl,-z,defs", "-Wl,--version-script=kernel.map")
+LINK_FLAGS = (
+    "-shared",
+    "-fopenmp",
+    "-Wl,--require-defined=kernel",
+    "-Wl,-z,defs",
+    "-Wl,--version-script=kernel.map",
+)
 VERSION_SCRIPT = "{ global: kernel; local: *; };\n"
 INSTALL_HINT = "install one: apt-get install g++ (Debian, Ubuntu), dnf install gcc-c++ (Fedora), or set CXX"
 MAX_LOG_CHARS = 8000
@@ -32,7 +39,8 @@ COMPILER_FILE_BYTES = 64 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class Compiler:
-    """A C++ compiler found on this machine. `identity` is what a cache key must contain of it and of the CPU."""
+    """A C++ compiler found on this machine. `identity` is what a cache key must contain of it and of the
+    CPU."""
 
     path: str
     version: str
@@ -66,7 +74,13 @@ def cpu_identity() -> str:
 
 
 def build_kernel(
-    source: str, signature: KernelSignature, *, store: ArtifactStore, zygote: Zygote, scratch: Path, timeout_s: float
+    source: str,
+    signature: KernelSignature,
+    *,
+    store: ArtifactStore,
+    zygote: Zygote,
+    scratch: Path,
+    timeout_s: float,
 ) -> Artifact:
     """Compiles and links `source` behind the prelude of `signature`, or finds it built.
 
@@ -108,14 +122,29 @@ def disk_full(store: ArtifactStore, scratch: Path) -> BuildUnavailable:
 
 
 def _build(
-    text: str, key: str, compiler: Compiler, store: ArtifactStore, zygote: Zygote, scratch: Path, timeout_s: float
+    text: str,
+    key: str,
+    compiler: Compiler,
+    store: ArtifactStore,
+    zygote: Zygote,
+    scratch: Path,
+    timeout_s: float,
 ) -> Path:
     directory = Path(tempfile.mkdtemp(prefix="build-", dir=scratch))
     try:
         (directory / "kernel.cpp").write_text(text, encoding="utf-8", errors="surrogatepass")
         (directory / "kernel.map").write_text(VERSION_SCRIPT)
         header = _prelude_header(store, compiler)
-        command = [compiler.path, *COMPILE_FLAGS, "-include", str(header), "-c", "kernel.cpp", "-o", "kernel.o"]
+        command = [
+            compiler.path,
+            *COMPILE_FLAGS,
+            "-include",
+            str(header),
+            "-c",
+            "kernel.cpp",
+            "-o",
+            "kernel.o",
+        ]
         link = [compiler.path, *LINK_FLAGS, "kernel.o", "-lm", "-o", "kernel.so"]
         script = f"{shlex.join(command)} && {shlex.join(link)}"
         limits = Limits(memory_bytes=COMPILER_MEMORY_BYTES, file_bytes=COMPILER_FILE_BYTES)
@@ -137,9 +166,11 @@ def _build(
 
 
 def _prelude_header(store: ArtifactStore, compiler: Compiler) -> Path:
-    """The header with the prelude's includes; beside it a precompiled form, which saves half of a small build.
+    """The header with the prelude's includes; beside it a precompiled form, which saves half of a small
+    build.
 
-    The compiler takes the precompiled form when it fits and reads the header otherwise, so nothing depends on it.
+    The compiler takes the precompiled form when it fits and reads the header otherwise, so nothing depends
+    on it.
     """
     key = ArtifactStore.key("prelude header", INCLUDES, *COMPILE_FLAGS, compiler.identity)
     directory = store.root / "headers" / key

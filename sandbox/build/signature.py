@@ -2,8 +2,8 @@
 
     extern "C" void kernel(<tensor inputs>, <parameters and buffers>, <outputs>)
 
-in that order, every tensor a contiguous `const T*` (outputs `T*`). Sizes and the arguments that are not tensors are compile-time
-constants in a prelude before the candidate's source.
+in that order, every tensor a contiguous `const T*` (outputs `T*`). Sizes and the arguments that are not
+tensors are compile-time constants in a prelude before the candidate's source.
 """
 
 from __future__ import annotations
@@ -14,27 +14,37 @@ from dataclasses import dataclass
 from typing import Any
 
 C_TYPES = {
-    "float32": "float", "float64": "double", "float16": "_Float16", "bfloat16": "uint16_t", "int64": "long",
-    "int32": "int", "int16": "short", "int8": "signed char", "uint8": "unsigned char", "bool": "bool",
-}  # fmt: skip
+    "float32": "float",
+    "float64": "double",
+    "float16": "_Float16",
+    "bfloat16": "uint16_t",
+    "int64": "long",
+    "int32": "int",
+    "int16": "short",
+    "int8": "signed char",
+    "uint8": "unsigned char",
+    "bool": "bool",
+}
 RESERVED = frozenset(
-    """alignas alignof and asm auto bool break case catch char class const constexpr continue default delete do double
-    else enum explicit export extern false float for friend goto if inline int kernel long mutable namespace new not
-    operator or private protected public register return short signed sizeof static struct switch template this throw
-    true try typedef typename union unsigned using virtual void volatile while xor""".split()
+    """alignas alignof and asm auto bool break case catch char class const constexpr continue default
+    delete do double else enum explicit export extern false float for friend goto if inline int kernel long
+    mutable namespace new not operator or private protected public register return short signed sizeof static
+    struct switch template this throw true try typedef typename union unsigned using virtual void volatile
+    while xor""".split()
 )
 INCLUDES = "#include <math.h>\n#include <stddef.h>\n#include <stdint.h>\n#include <omp.h>\n"
 
 RULE = """\
 Define: extern "C" void kernel(<inputs>, <parameters and buffers>, <outputs>)
 - one `const T* NAME` for each tensor argument of the reference's forward, in order, with the argument's name;
-- then one for each parameter and buffer of the reference, in the order of named_parameters() and named_buffers(),
-  dots in names become underscores;
+- then one for each parameter and buffer of the reference, in the order of named_parameters() and
+  named_buffers(), dots in names become underscores;
 - then `T* out`, or `T* out0, T* out1, ...` when the reference returns a tuple.
-All tensors are contiguous. T: float for float32, double for float64, _Float16 for float16, uint16_t (raw bits) for
-bfloat16, long, int, short, signed char, unsigned char, bool for the integer types and bool.
-Predefined for each tensor: constexpr long NAME_n (elements), NAME_d0, NAME_d1, ... (sizes). Arguments that are not
-tensors are constexpr values with their names. <math.h>, <stddef.h>, <stdint.h> and <omp.h> are included."""
+All tensors are contiguous. T: float for float32, double for float64, _Float16 for float16, uint16_t (raw
+bits) for bfloat16, long, int, short, signed char, unsigned char, bool for the integer types and bool.
+Predefined for each tensor: constexpr long NAME_n (elements), NAME_d0, NAME_d1, ... (sizes). Arguments that
+are not tensors are constexpr values with their names. <math.h>, <stddef.h>, <stdint.h> and <omp.h> are
+included."""
 
 
 class SignatureError(ValueError):
@@ -76,15 +86,20 @@ class KernelSignature:
         lines = []
         for tensor in (*self.inputs, *self.state, *self.outputs):
             lines.append(f"constexpr long {tensor.name}_n = {math.prod(tensor.shape)};")
-            lines += [f"constexpr long {tensor.name}_d{axis} = {size};" for axis, size in enumerate(tensor.shape)]
+            lines += [
+                f"constexpr long {tensor.name}_d{axis} = {size};" for axis, size in enumerate(tensor.shape)
+            ]
         lines += [line for name, value in self.constants if (line := _constant(name, value))]
         return "\n".join([*lines, '#line 1 "kernel.cpp"', ""])
 
 
 def make_signature(
-    arguments: Sequence[str], values: Sequence[Any], state: Sequence[tuple[str, dict]], outputs: Sequence[dict],
+    arguments: Sequence[str],
+    values: Sequence[Any],
+    state: Sequence[tuple[str, dict]],
+    outputs: Sequence[dict],
     is_tuple: bool,
-) -> KernelSignature:  # fmt: skip
+) -> KernelSignature:
     """Signature of a task.
 
     Args:
@@ -105,7 +120,9 @@ def make_signature(
         elif isinstance(value, (list, tuple)):
             for number, item in enumerate(value):
                 if not isinstance(item, dict):
-                    raise SignatureError(f"argument {name} is a list; only tensors and plain numbers have a C form")
+                    raise SignatureError(
+                        f"argument {name} is a list; only tensors and plain numbers have a C form"
+                    )
                 inputs.append(_tensor(_unique(f"{name}_{number}", used), item))
         else:
             constants.append((name, value))

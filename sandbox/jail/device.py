@@ -1,16 +1,17 @@
 """What a runner needs from the device it runs on, and the CPU's way of doing it.
 
-The runner (`sandbox.jail.runner`) knows tasks and candidates; a `Device` knows clocks, copies and profilers. One
-object lives in one runner process and is used by one thread. The calls come in this order:
+The runner (`sandbox.jail.runner`) knows tasks and candidates; a `Device` knows clocks, copies and
+profilers. One object lives in one runner process and is used by one thread. The calls come in this order:
 
     device = make_device("cuda:0", language="triton")   # touches no accelerator
-    device.before_load()                                # environment and import hooks for the candidate's module
-    ... the module of the candidate (or the reference) is executed, `load_inline` and all ...
+    device.before_load()                                # environment and import hooks for the candidate's
+    module ... the module of the candidate (or the reference) is executed, `load_inline` and all ...
     device.setup()                                      # first touch of the accelerator
     to_device / synchronize / time_block / profile / memory_info, in any order
 
 A failed build inside `before_load` hooks or inside the module raises `BuildError`; the runner reports it as
-`build_failed`. `torch` is imported inside functions: the module itself may be imported by trusted code for its types.
+`build_failed`. `torch` is imported inside functions: the module itself may be imported by trusted code for
+its types.
 """
 
 from __future__ import annotations
@@ -70,6 +71,9 @@ class Device(Protocol):
     build_s: float
     """Seconds that the module has spent compiling so far, inside hooks of this device."""
 
+    busy_ms: float
+    """Time in which the device was busy during the call that was profiled last, on any stream."""
+
     def refuse(self, source: str, dtype: str) -> str | None:
         """Why this device would judge a candidate's module wrongly, or None if it can judge it."""
 
@@ -104,12 +108,13 @@ class Device(Protocol):
           n_calls: number of calls; 0 measures the cost of an empty block.
           fresh_inputs: arguments of call i; evaluated outside the timed span.
           keep: index of a call whose outputs come back in `Block.kept`.
-          flush: clear the device's caches before each call (a GPU's L2); False gives truly back-to-back calls,
-            which is what the oracle needs to take the slope of its own clock.
+          flush: clear the device's caches before each call (a GPU's L2); False gives truly back-to-back
+            calls, which is what the oracle needs to take the slope of its own clock.
         """
 
     def profile(self, call: Callable[..., Any], args: Sequence[Any]) -> list[KernelSample]:
-        """Kernels of one call, longest first. Empty where the device has no profiler; raises when it fails."""
+        """Kernels of one call, longest first. Empty where the device has no profiler; raises when it
+        fails."""
 
     def own_kernels(self) -> list[OwnKernel]:
         """The kernels that the candidate's own code has defined so far, as far as the device can tell."""
@@ -126,6 +131,7 @@ class CpuDevice:
     name: str = "cpu"
     honest_clock: bool = field(init=False)
     build_s: float = 0.0
+    busy_ms: float = 0.0
 
     def __post_init__(self) -> None:
         self.honest_clock = self.language != "triton"
@@ -184,7 +190,10 @@ class CpuDevice:
         import resource
 
         peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        return {"peak_bytes": peak_bytes, "total_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")}
+        return {
+            "peak_bytes": peak_bytes,
+            "total_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+        }
 
 
 def make_device(name: str, *, language: str) -> Device:

@@ -2,11 +2,12 @@
 
 Nothing here touches CUDA before `setup`, so a runner forked from a zygote has its context to itself.
 
-Clock of a block. Each call is bracketed by two events on the default stream, after a write of twice the L2
-cache that evicts what the last call left. Events see only the stream they are recorded on; so the host's
-clock, from one full synchronisation to the next, less what the same block costs with an empty call, is the
-second opinion, and the larger of both is the span: work on another stream, or on a thread that outlives the
-call, is paid for. `flush=False` gives back-to-back calls for the oracle's own clock, which trusts neither.
+Clock of a block. Each call is bracketed by two events on the default stream. Before it, a write of twice the
+L2 cache evicts what the last call left, and a pause as long as the host needs to launch a call lets the host
+run ahead, so that what lies between the events is the device's work and not Python's. Two things escape these
+events: work on other streams, and work of the host that the pause hides. The oracle's clock is there for
+them: with `flush=False` the calls run back to back without a pause, and the span is the larger of the events
+around all of them and the host's clock from one full synchronisation to the next.
 
 Numerics. Checks run with TF32 off, on both sides; timing and profiling run with PyTorch's defaults, on both
 sides.
@@ -21,7 +22,6 @@ import contextlib
 import json
 import os
 import shutil
-import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -44,13 +44,21 @@ SEED_VARIABLE = "SANDBOX_TRITON_SEED"
 """Names a directory with what Triton would otherwise build in every process (see `preload_cuda`)."""
 CLOCKS_AGREE = 1.02
 """Up to this ratio the two clocks of a block say the same."""
+MAX_PAUSE_MS = 1.0
+"""A call whose launches take the host longer than this is bound by the host, and its time says so."""
+PAUSE_MARGIN = 1.3
+HOST_SAMPLE_CALLS = 16
+CYCLES_PER_MS = 2e6
+"""Of a GPU at 2 GHz; where the clock is lower the pause is longer, which does no harm."""
 _MIN_FLUSH_BYTES = 64 << 20
-_CALIBRATION_CALLS = 16
 
 
 @dataclass(frozen=True, kw_only=True)
 class CudaBlock(Block):
-    """A block with both clocks. `bound_by` names the one that ruled: "device" (events) or "host" (wall)."""
+    """A block with both clocks. `bound_by` names the one that rules the span: "device" (events) or "host".
+
+    With flushed calls `wall_ms` also holds flushes and pauses, and the events rule.
+    """
 
     event_ms: float
     wall_ms: float
@@ -80,12 +88,21 @@ def physical_index(name: str) -> int:
     return int(entries[ordinal])
 
 
+_WORK = {"kernel": "kernel", "gpu_memcpy": "memcpy", "gpu_memset": "memset"}
+"""Categories of device work in a trace, and what they are called here."""
+
+
+def _event_pair() -> tuple[Any, Any]:
+    import torch
+
+    return torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+
+
 def trace_events(trace: dict[str, Any]) -> list[DeviceEvent]:
     """Device work in a Chrome trace of torch.profiler: kernels with their launch facts, copies and fills."""
-    kinds = {"kernel": "kernel", "gpu_memcpy": "memcpy", "gpu_memset": "memset"}
     events = []
     for entry in trace.get("traceEvents", ()):
-        kind = kinds.get(entry.get("cat", ""))
+        kind = _WORK.get(entry.get("cat", ""))
         if kind is None or entry.get("ph") != "X":
             continue
         facts = entry.get("args", {})
@@ -102,6 +119,20 @@ def trace_events(trace: dict[str, Any]) -> list[DeviceEvent]:
     return events
 
 
+def busy_ms(trace: dict[str, Any]) -> float:
+    """Time in which any stream of the device was at work, in ms: overlapping work counts once."""
+    spans = sorted(
+        (float(entry["ts"]), float(entry["ts"]) + float(entry["dur"]))
+        for entry in trace.get("traceEvents", ())
+        if entry.get("cat") in _WORK and entry.get("ph") == "X"
+    )
+    busy_us, end_us = 0.0, float("-inf")
+    for first, last in spans:
+        busy_us += max(0.0, last - max(first, end_us))
+        end_us = max(end_us, last)
+    return busy_us / 1e3
+
+
 @dataclass
 class CudaDevice:
     """One GPU, for one runner. See `sandbox.jail.device.Device` for the order of calls."""
@@ -112,7 +143,9 @@ class CudaDevice:
     builds: cuda_build.BuildLog = field(default_factory=cuda_build.BuildLog)
     _triton: list[OwnKernel] = field(default_factory=list)
     _flush: Any = None
-    _empty: tuple[float, float] = (0.0, 0.0)
+    busy_ms: float = 0.0
+    _pause_ms: float = MAX_PAUSE_MS / 4
+    _cycles_per_ms: float = CYCLES_PER_MS
     _defaults: tuple[bool, bool] = (False, True)
 
     @property
@@ -160,7 +193,7 @@ class CudaDevice:
             self._watch_triton(private)
 
     def setup(self) -> None:
-        """Opens the CUDA context, bounds the allocator, measures the cost of an empty block.
+        """Opens the CUDA context and bounds the allocator.
 
         Raises:
             RuntimeError: The GPU cannot be opened; the text says why.
@@ -178,7 +211,9 @@ class CudaDevice:
         properties = torch.cuda.get_device_properties(torch.device(self.name))
         size_bytes = max(2 * properties.L2_cache_size, _MIN_FLUSH_BYTES)
         self._flush = torch.empty(size_bytes, dtype=torch.int8, device=self.name)
-        self._calibrate()
+        self._cycles_per_ms = (
+            float(properties.clock_rate) if hasattr(properties, "clock_rate") else CYCLES_PER_MS
+        )
 
     def to_device(self, tensor: Any) -> Any:
         """A contiguous copy of a host tensor in memory of its own."""
@@ -207,17 +242,12 @@ class CudaDevice:
         keep: int | None = None,
         flush: bool = True,
     ) -> CudaBlock:
-        """Times `n_calls` calls; see the module's docstring for the two clocks and the flush."""
+        """Times `n_calls` calls; see the module's docstring for the clocks, the flush and the pause."""
         arguments = [fresh_inputs(index) for index in range(n_calls)]
         with self._default_precision():
-            event_ms, wall_ms, kept = self._run_block(call, arguments, keep=keep, flush=flush)
-        if flush:
-            fixed_ms, per_call_ms = self._empty
-            wall_ms = max(wall_ms - fixed_ms - per_call_ms * n_calls, 0.0)
-        bound_by = "host" if wall_ms > CLOCKS_AGREE * event_ms else "device"
-        return CudaBlock(
-            span_ms=max(event_ms, wall_ms), kept=kept, event_ms=event_ms, wall_ms=wall_ms, bound_by=bound_by
-        )
+            if flush:
+                return self._cold_calls(call, arguments, keep)
+            return self._back_to_back(call, arguments, keep)
 
     def profile(self, call: Callable[..., Any], args: Sequence[Any]) -> list[KernelSample]:
         """Device work of one call by CUPTI, one sample for each kind of launch, longest first; may be empty.
@@ -234,8 +264,9 @@ class CudaDevice:
                 self.synchronize()
         path = Path(os.environ.get("TMPDIR") or os.getcwd()) / "profile.json"
         session.export_chrome_trace(str(path))
-        events = trace_events(json.loads(path.read_text()))
+        trace = json.loads(path.read_text())
         path.unlink()
+        events, self.busy_ms = trace_events(trace), busy_ms(trace)
         groups: dict[DeviceEvent, list[float]] = {}
         for event in events:
             key = DeviceEvent(
@@ -300,56 +331,59 @@ class CudaDevice:
 
         compiler.CompiledKernel._init_handles = load_and_record
 
-    def _run_block(
-        self, call: Callable[..., Any], arguments: Sequence[Sequence[Any]], *, keep: int | None, flush: bool
-    ) -> tuple[float, float, Any]:
-        """Event time of the calls, wall time of the whole block (both ms), and the output of call `keep`."""
+    def _cold_calls(
+        self, call: Callable[..., Any], arguments: Sequence[Sequence[Any]], keep: int | None
+    ) -> CudaBlock:
         import torch
 
-        kept, pairs = None, []
-        count = len(arguments) if flush else 1
-        events = [
-            (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(count)
-        ]
+        kept, cycles = None, int(self._pause_ms * self._cycles_per_ms)
+        pairs = [_event_pair() for _ in arguments]
+        stream = torch.cuda.default_stream(self.name)
+        self.synchronize()
+        start_ns = ahead_ns = time.perf_counter_ns()
+        for index, (args, pair) in enumerate(zip(arguments, pairs, strict=True)):
+            self._flush.zero_()
+            if cycles:
+                torch.cuda._sleep(cycles)
+            pair[0].record(stream)
+            out = call(*args)
+            pair[1].record(stream)
+            if index == keep:
+                kept = out
+            if index < HOST_SAMPLE_CALLS:
+                ahead_ns = time.perf_counter_ns()
+        self.synchronize()
+        wall_ms = (time.perf_counter_ns() - start_ns) / 1e6
+        if arguments:
+            # Only the first calls: later ones may wait for room in the driver's queue, which is not the
+            # host's work.
+            host_ms = (ahead_ns - start_ns) / 1e6 / min(len(arguments), HOST_SAMPLE_CALLS)
+            self._pause_ms = min(PAUSE_MARGIN * host_ms, MAX_PAUSE_MS)
+        event_ms = sum(first.elapsed_time(last) for first, last in pairs)
+        return CudaBlock(span_ms=event_ms, kept=kept, event_ms=event_ms, wall_ms=wall_ms, bound_by="device")
+
+    def _back_to_back(
+        self, call: Callable[..., Any], arguments: Sequence[Sequence[Any]], keep: int | None
+    ) -> CudaBlock:
+        import torch
+
+        kept, (first, last) = None, _event_pair()
         stream = torch.cuda.default_stream(self.name)
         self.synchronize()
         start_ns = time.perf_counter_ns()
-        if flush:
-            for index, (args, pair) in enumerate(zip(arguments, events, strict=True)):
-                self._flush.zero_()
-                pair[0].record(stream)
-                out = call(*args)
-                pair[1].record(stream)
-                if index == keep:
-                    kept = out
-            pairs = events
-        elif arguments:
-            events[0][0].record(stream)
-            for index, args in enumerate(arguments):
-                out = call(*args)
-                if index == keep:
-                    kept = out
-            events[0][1].record(stream)
-            pairs = events
+        first.record(stream)
+        for index, args in enumerate(arguments):
+            out = call(*args)
+            if index == keep:
+                kept = out
+        last.record(stream)
         self.synchronize()
         wall_ms = (time.perf_counter_ns() - start_ns) / 1e6
-        return sum(first.elapsed_time(last) for first, last in pairs), wall_ms, kept
-
-    def _calibrate(self) -> None:
-        """Measures what a flushed block costs by itself: a fixed part and a part for each call, in ms of wall
-        time."""
-
-        def empty() -> None:
-            return
-
-        def wall_ms(calls: int) -> float:
-            return self._run_block(empty, [()] * calls, keep=None, flush=True)[1]
-
-        wall_ms(4)
-        one_ms = statistics.median(wall_ms(1) for _ in range(5))
-        many_ms = statistics.median(wall_ms(1 + _CALIBRATION_CALLS) for _ in range(5))
-        per_call_ms = max(many_ms - one_ms, 0.0) / _CALIBRATION_CALLS
-        self._empty = (max(one_ms - per_call_ms, 0.0), per_call_ms)
+        event_ms = first.elapsed_time(last)
+        bound_by = "host" if wall_ms > CLOCKS_AGREE * event_ms else "device"
+        return CudaBlock(
+            span_ms=max(event_ms, wall_ms), kept=kept, event_ms=event_ms, wall_ms=wall_ms, bound_by=bound_by
+        )
 
     @staticmethod
     def _set_tf32(matmul: bool, cudnn: bool) -> None:

@@ -1,10 +1,11 @@
-"""Length-prefixed messages between a trusted oracle and an untrusted runner: JSON header, then raw buffers. No pickle.
+"""Length-prefixed messages between a trusted oracle and an untrusted runner: JSON header, then raw
+buffers. No pickle.
 
     magic "DKF1" | header bytes (u32) | payload bytes (u64) | header (JSON) | payload
 
-The header names the sizes of its buffers; each buffer starts on a 64-byte boundary of the payload. Both ends quote a
-nonce that is drawn for each runner and a counter, so that a stray writer on the channel is noticed. The receiver
-states how much it is willing to take before it allocates anything.
+The header names the sizes of its buffers; each buffer starts on a 64-byte boundary of the payload. Both
+ends quote a nonce that is drawn for each runner and a counter, so that a stray writer on the channel is
+noticed. The receiver states how much it is willing to take before it allocates anything.
 """
 
 from __future__ import annotations
@@ -95,7 +96,9 @@ class Channel:
         if magic != MAGIC or header_bytes > MAX_HEADER_BYTES:
             raise FrameError("the channel carries something that is not a message")
         if payload_bytes > max_payload_bytes:
-            raise FrameError(f"message of {payload_bytes} bytes where at most {max_payload_bytes} are expected")
+            raise FrameError(
+                f"message of {payload_bytes} bytes where at most {max_payload_bytes} are expected"
+            )
         try:
             header = json.loads(bytes(self._receive_exactly(header_bytes)))
         except ValueError as error:
@@ -105,7 +108,10 @@ class Channel:
         if header.get("nonce") != self._nonce or header.get("sequence") != self._sequence:
             raise FrameError("message does not belong to this conversation")
         sizes = header["sizes"]
-        if not all(type(size) is int and size >= 0 for size in sizes) or sum(map(_padded, sizes)) != payload_bytes:
+        if (
+            not all(type(size) is int and size >= 0 for size in sizes)
+            or sum(map(_padded, sizes)) != payload_bytes
+        ):
             raise FrameError("buffer sizes do not add up to the payload")
         self._sequence += 1
         payload = memoryview(self._receive_exactly(payload_bytes))

@@ -1,4 +1,5 @@
-"""The wrapper around a bare C kernel: allocates outputs, passes pointers, and can stand guard around a call."""
+"""The wrapper around a bare C kernel: allocates outputs, passes pointers, and can stand guard around a
+call."""
 
 from __future__ import annotations
 
@@ -30,9 +31,12 @@ class KernelCall:
     """
 
     def __init__(
-        self, library: str, state: Sequence[torch.Tensor], outputs: Sequence[tuple[torch.dtype, list[int]]],
+        self,
+        library: str,
+        state: Sequence[torch.Tensor],
+        outputs: Sequence[tuple[torch.dtype, list[int]]],
         is_tuple: bool,
-    ):  # fmt: skip
+    ):
         self._function = ctypes.CDLL(library).kernel
         self._function.restype = None
         self._state = list(state)
@@ -47,7 +51,8 @@ class KernelCall:
         return tuple(outputs) if self._is_tuple else outputs[0]
 
     def guarded(self, *args: Any) -> Any:
-        """As a call, but outputs start as NaN (integers as a pattern) and lie between guards that must survive.
+        """As a call, but outputs start as NaN (integers as a pattern) and lie between guards that must
+        survive.
 
         Raises:
           GuardError: a guard changed.

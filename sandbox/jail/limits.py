@@ -23,7 +23,8 @@ class Limits:
         large ranges (the caller must then watch resident memory).
       file_bytes: largest file it may write.
       open_files: as RLIMIT_NOFILE.
-      processes: threads and processes beyond those its user has at the fork (RLIMIT_NPROC; it does not bind root).
+      processes: threads and processes beyond those its user has at the fork (RLIMIT_NPROC; it does not
+        bind root).
     """
 
     memory_bytes: int | None

@@ -33,7 +33,9 @@ def processes() -> list[ProcessInfo]:
             continue
         # The command name may contain spaces and parentheses; the fields start after the last one.
         fields = text[text.rindex(b")") + 2 :].split()
-        found.append(ProcessInfo(int(name), fields[0].decode(), int(fields[1]), int(fields[2]), int(fields[3])))
+        found.append(
+            ProcessInfo(int(name), fields[0].decode(), int(fields[1]), int(fields[2]), int(fields[3]))
+        )
     return found
 
 
@@ -45,8 +47,8 @@ def children_of(parent: int) -> list[int]:
 def session_bytes(session: int, enough: int) -> int:
     """Resident memory of all processes of a session, without what they share with files.
 
-    The quick sum counts memory shared by forked processes once for each; only when it exceeds `enough` is the exact
-    number (proportional shares) taken, which costs a millisecond a process.
+    The quick sum counts memory shared by forked processes once for each; only when it exceeds `enough` is
+    the exact number (proportional shares) taken, which costs a millisecond a process.
     """
     members = [process.pid for process in processes() if process.session == session]
     quick = sum(_private_bytes(pid) for pid in members)

@@ -1,12 +1,12 @@
 """The program inside a runner: executes a task's or a candidate's code on the oracle's orders.
 
-The same program plays the reference (it executes the task source and draws inputs) and the candidate. Orders and
-replies are messages of `sandbox.jail.frames`; an order is {"command": ...}, a reply {"ok": true, ...} or
-{"error": {"kind", "message"}}. Everything here runs beside untrusted code, so the oracle believes nothing it reads
-from a reply beyond what it can check itself.
+The same program plays the reference (it executes the task source and draws inputs) and the candidate.
+Orders and replies are messages of `sandbox.jail.frames`; an order is {"command": ...}, a reply {"ok":
+true, ...} or {"error": {"kind", "message"}}. Everything here runs beside untrusted code, so the oracle
+believes nothing it reads from a reply beyond what it can check itself.
 
-    load_reference source entry_point dtype device seed      -> arguments, init (encoded), state names + tensors
-    load_module    source entry_point dtype device language seed init
+    load_reference source entry_point dtype device seed      -> arguments, init (encoded), state names +
+    tensors load_module    source entry_point dtype device language seed init
     load_kernel    outputs is_tuple device + state tensors   (the library is file descriptor 4)
     inputs         seed slot                                 -> args (encoded) + tensors    [reference only]
     set_inputs     slot args + tensors
@@ -14,7 +14,7 @@ from a reply beyond what it can check itself.
     run            slot seed check max_bytes                 -> outputs + tensors, changed, aliased
     time_block     calls slots keep flush which              -> span_ms
     kept           max_bytes                                 -> outputs of the call that was kept
-    profile        slot                                      -> kernels, own
+    profile        slot                                      -> kernels, own, busy_ms
     compile_report slot                                      -> report              [device "aot:sm_NN" only]
     memory                                                   -> device memory
     exit
@@ -43,7 +43,12 @@ from sandbox.jail.tensors import DTYPES, decode, encode, pack, unpack
 MAX_MESSAGE_CHARS = 4000
 MAX_INPUT_BYTES = 8 << 30
 KERNEL_FD = 4
-TRITON_COMPILE_ERRORS = ("CompilationError", "CompileTimeAssertionFailure", "UnsupportedLanguageConstruct", "PTXASError")
+TRITON_COMPILE_ERRORS = (
+    "CompilationError",
+    "CompileTimeAssertionFailure",
+    "UnsupportedLanguageConstruct",
+    "PTXASError",
+)
 
 
 class RunnerError(RuntimeError):
@@ -91,12 +96,15 @@ class Runner:
         order = message.header
         self._open(order, language="")
         namespace = execute_source(order["source"], "task_reference", kind="task_rejected")
-        missing = [name for name in (order["entry_point"], "get_inputs", "get_init_inputs") if name not in namespace]
+        missing = [
+            name for name in (order["entry_point"], "get_inputs", "get_init_inputs") if name not in namespace
+        ]
         if missing:
             raise RunnerError(
-                "task_rejected", f"the task source does not define {', '.join(missing)}; a task needs a class "
+                "task_rejected",
+                f"the task source does not define {', '.join(missing)}; a task needs a class "
                 f"{order['entry_point']} and the functions get_inputs() and get_init_inputs()",
-            )  # fmt: skip
+            )
         self.get_inputs = namespace["get_inputs"]
         torch.manual_seed(order["seed"])
         init = namespace["get_init_inputs"]()
@@ -140,7 +148,9 @@ class Runner:
         torch.manual_seed(message.header["seed"])
         args = self.get_inputs()
         if not isinstance(args, (list, tuple)):
-            raise RunnerError("task_rejected", f"get_inputs() returned {type(args).__name__}, a list is needed")
+            raise RunnerError(
+                "task_rejected", f"get_inputs() returned {type(args).__name__}, a list is needed"
+            )
         args = [self._cast(arg) for arg in args]
         tensors: list[torch.Tensor] = []
         encoded = encode(args, tensors)
@@ -172,7 +182,9 @@ class Runner:
         self.device.synchronize()
         reply, tensors = self._outputs(result, order["max_bytes"])
         if order["check"]:
-            reply["changed"] = [n for n, (a, b) in enumerate(zip(inputs, before, strict=True)) if not _same(a, b)]
+            reply["changed"] = [
+                n for n, (a, b) in enumerate(zip(inputs, before, strict=True)) if not _same(a, b)
+            ]
             storages = [_storage(tensor) for tensor in inputs]
             reply["aliased"] = sorted(
                 {storages.index(key) for key in map(_storage, _as_list(result)) if key and key in storages}
@@ -185,10 +197,14 @@ class Runner:
         call = self.call if order["which"] == "eager" else self._baseline(order["which"])
         with torch.no_grad():
             block = self.device.time_block(
-                call, order["calls"], lambda index: slots[index % len(slots)], keep=order["keep"],
+                call,
+                order["calls"],
+                lambda index: slots[index % len(slots)],
+                keep=order["keep"],
                 flush=order["flush"],
-            )  # fmt: skip
-        self.kept = block.kept
+            )
+        if order["keep"] is not None:
+            self.kept = block.kept
         return {"span_ms": block.span_ms}, []
 
     def do_kept(self, message: Message) -> tuple[dict, list[torch.Tensor]]:
@@ -200,7 +216,11 @@ class Runner:
         with torch.no_grad():
             samples = self.device.profile(self.call, self.slots[message.header["slot"]])
         own = self.device.own_kernels()
-        return {"kernels": [asdict(sample) for sample in samples], "own": [asdict(kernel) for kernel in own]}, []
+        return {
+            "kernels": [asdict(sample) for sample in samples],
+            "own": [asdict(kernel) for kernel in own],
+            "busy_ms": self.device.busy_ms,
+        }, []
 
     def do_compile_report(self, message: Message) -> tuple[dict, list[torch.Tensor]]:
         with torch.no_grad():
@@ -250,7 +270,9 @@ class Runner:
                 )
         where = {str(output.device) for output in outputs} - {str(torch.device(self.device.name))}
         if where:
-            raise RunnerError("wrong_output", f"an output lies on {where.pop()} instead of {self.device.name}")
+            raise RunnerError(
+                "wrong_output", f"an output lies on {where.pop()} instead of {self.device.name}"
+            )
         reply = {
             "shapes": [list(output.shape) for output in outputs],
             "dtypes": [str(output.dtype) for output in outputs],
@@ -355,7 +377,9 @@ def _as_list(result: Any) -> list[Any]:
 
 
 def _storage(tensor: Any) -> int | None:
-    return tensor.untyped_storage().data_ptr() if isinstance(tensor, torch.Tensor) and tensor.numel() else None
+    return (
+        tensor.untyped_storage().data_ptr() if isinstance(tensor, torch.Tensor) and tensor.numel() else None
+    )
 
 
 def _same(left: torch.Tensor, right: torch.Tensor) -> bool:

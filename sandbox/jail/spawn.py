@@ -1,8 +1,8 @@
 """The trusted side of a zygote: starts it, has it fork runners and compilers, waits for them with a deadline.
 
-One `Zygote` belongs to one oracle process and one thread. While it waits for a process it also empties the process's
-output, watches its memory, and listens to `interrupt` (the broker's order to cancel), so nothing untrusted can hold
-the oracle up for longer than the deadline.
+One `Zygote` belongs to one oracle process and one thread. While it waits for a process it also empties the
+process's output, watches its memory, and listens to `interrupt` (the broker's order to cancel), so nothing
+untrusted can hold the oracle up for longer than the deadline.
 """
 
 from __future__ import annotations
@@ -12,17 +12,18 @@ import os
 import secrets
 import select
 import shutil
-import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 import sandbox
+from sandbox.jail.capture import Capture
+from sandbox.jail.faults import Exit, JailDied, JailMemory, JailReply, JailTimeout, ZygoteLost
 from sandbox.jail.frames import Channel, ChannelClosed, FrameError, Message, make_pair
 from sandbox.jail.limits import Limits
 from sandbox.jail.processes import kill_group, session_bytes
@@ -30,60 +31,22 @@ from sandbox.jail.processes import kill_group, session_bytes
 START_S = 120.0
 KILL_S = 20.0
 WATCH_S = 0.25
-CAPTURE_BYTES = 16 * 1024
 PASSED_ON = (
-    "PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "CUDA_HOME", "CUDA_PATH", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER",
-    "CC", "CXX", "VIRTUAL_ENV", "TRITON_PTXAS_PATH", "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES",
-)  # fmt: skip
-
-
-class JailError(RuntimeError):
-    """Base of what can go wrong with a jailed process; the text is fit for a person."""
-
-
-class JailTimeout(JailError):
-    """The process was still busy at its deadline; it has been killed."""
-
-
-class JailDied(JailError):
-    """The process ended, or was ended, before it answered. `exit` says how; `output` is what it printed last."""
-
-    def __init__(self, message: str, exit: Exit, output: str = ""):
-        super().__init__(message)
-        self.exit, self.output = exit, output
-
-
-class JailMemory(JailError):
-    """The process used more memory than allowed; it has been killed."""
-
-
-class JailReply(JailError):
-    """The runner answered with an error of a `kind` (see `sandbox.jail.runner`)."""
-
-    def __init__(self, kind: str, message: str):
-        super().__init__(message)
-        self.kind = kind
-
-
-class ZygoteLost(JailError):
-    """The zygote itself has gone: the judge's fault, never the candidate's."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Exit:
-    """How a process ended: exit code, or the signal that killed it; `peak_bytes` is its largest resident size."""
-
-    code: int
-    signal: int
-    peak_bytes: int
-
-    def __str__(self) -> str:
-        if self.signal:
-            try:
-                return f"killed by {signal.Signals(self.signal).name}"
-            except ValueError:
-                return f"killed by signal {self.signal}"
-        return f"left with exit code {self.code}"
+    "PATH",
+    "LD_LIBRARY_PATH",
+    "LANG",
+    "LC_ALL",
+    "CUDA_HOME",
+    "CUDA_PATH",
+    "CUDA_VISIBLE_DEVICES",
+    "CUDA_DEVICE_ORDER",
+    "CC",
+    "CXX",
+    "VIRTUAL_ENV",
+    "TRITON_PTXAS_PATH",
+    "NVIDIA_VISIBLE_DEVICES",
+    "NVIDIA_DRIVER_CAPABILITIES",
+)
 
 
 def clean_environment(threads: int) -> dict[str, str]:
@@ -91,56 +54,33 @@ def clean_environment(threads: int) -> dict[str, str]:
     environment = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
     root = str(Path(sandbox.__file__).resolve().parent.parent)
     return environment | {
-        "PYTHONPATH": root, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1", "PYTHONNOUSERSITE": "1",
-        "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), "OPENBLAS_NUM_THREADS": "1",
+        "PYTHONPATH": root,
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONNOUSERSITE": "1",
+        "OMP_NUM_THREADS": str(threads),
+        "MKL_NUM_THREADS": str(threads),
+        "OPENBLAS_NUM_THREADS": "1",
         # Spinning threads of one side would take the processor from the other side's next block.
-        "OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "0", "OMP_DYNAMIC": "false", "KMP_BLOCKTIME": "0",
-        "TORCHINDUCTOR_COMPILE_THREADS": "1", "MAX_JOBS": str(max(1, threads)),
-    }  # fmt: skip
-
-
-class Capture:
-    """The first and last kilobytes of what a process prints; the rest is read and thrown away."""
-
-    def __init__(self, fd: int):
-        os.set_blocking(fd, False)
-        self.fd: int | None = fd
-        self._head, self._tail, self._skipped = b"", b"", 0
-
-    def drain(self) -> None:
-        """Reads what is there now; closes at the end of the stream."""
-        while self.fd is not None:
-            try:
-                data = os.read(self.fd, 65536)
-            except BlockingIOError:
-                return
-            if not data:
-                self.close()
-                return
-            room = CAPTURE_BYTES - len(self._head)
-            self._head += data[:room]
-            joined = self._tail + data[room:]
-            self._skipped += max(0, len(joined) - CAPTURE_BYTES)
-            self._tail = joined[-CAPTURE_BYTES:]
-
-    def text(self) -> str:
-        gap = f"\n... {self._skipped} bytes left out ...\n".encode() if self._skipped else b""
-        return (self._head + gap + self._tail).decode("utf-8", "replace")
-
-    def close(self) -> None:
-        if self.fd is not None:
-            os.close(self.fd)
-            self.fd = None
+        "OMP_WAIT_POLICY": "passive",
+        "GOMP_SPINCOUNT": "0",
+        "OMP_DYNAMIC": "false",
+        "KMP_BLOCKTIME": "0",
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",
+        "MAX_JOBS": str(max(1, threads)),
+    }
 
 
 class Process:
-    """A jailed process: `exit` is None while it runs. Use as a context manager: leaving kills it and its files."""
+    """A jailed process: `exit` is None while it runs. Use as a context manager: leaving kills it and its
+    files."""
 
     def __init__(self, zygote: Zygote, pid: int, capture: Capture, directory: Path, memory_bytes: int):
         self.zygote, self.pid, self.capture, self.directory = zygote, pid, capture, directory
         self.memory_bytes = memory_bytes
         self.watch: Callable[[int], str | None] | None = None
-        """Asked now and then, with the session's number, whether it uses too much of something else; a text ends it."""
+        """Asked now and then, with the session's number, whether it uses too much of something else; a
+        text ends it."""
         self.exit: Exit | None = None
 
     def wait(self, timeout_s: float) -> Exit:
@@ -181,7 +121,12 @@ class Runner(Process):
         self.zygote.wait_for(self, self._deadline, sock=sock, writing=writing)
 
     def call(
-        self, command: str, timeout_s: float, buffers: Sequence[memoryview] = (), reply_bytes: int = 1 << 20, **order
+        self,
+        command: str,
+        timeout_s: float,
+        buffers: Sequence[memoryview] = (),
+        reply_bytes: int = 1 << 20,
+        **order,
     ) -> Message:
         """Sends one order and returns the reply.
 
@@ -236,9 +181,14 @@ class Zygote:
     """
 
     def __init__(
-        self, *, modules: Sequence[str], threads: int, directory: Path, environment: Mapping[str, str] = {},
+        self,
+        *,
+        modules: Sequence[str],
+        threads: int,
+        directory: Path,
+        environment: Mapping[str, str] = {},
         interrupt: tuple[int, Callable[[], None]] | None = None,
-    ):  # fmt: skip
+    ):
         self._directory = directory
         self._interrupt = interrupt
         self._ticket = 0
@@ -250,9 +200,13 @@ class Zygote:
         with theirs, tempfile.TemporaryFile(dir=directory) as errors:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "sandbox.jail.zygote", str(theirs.fileno()), *modules],
-                pass_fds=[theirs.fileno()], env=self._environment, cwd=directory, stdin=subprocess.DEVNULL,
-                stdout=errors, stderr=errors,
-            )  # fmt: skip
+                pass_fds=[theirs.fileno()],
+                env=self._environment,
+                cwd=directory,
+                stdin=subprocess.DEVNULL,
+                stdout=errors,
+                stderr=errors,
+            )
             theirs.close()
             self._control.settimeout(START_S)
             try:
@@ -278,8 +232,11 @@ class Zygote:
         for process in self._processes.values():
             kill_group(process.pid)
 
-    def runner(self, limits: Limits, memory_bytes: int, files: Sequence[int] = (), env: Mapping[str, str] = {}) -> Runner:
-        """Forks a runner. `files` become its descriptors 4, 5, ...; `memory_bytes` bounds the whole session."""
+    def runner(
+        self, limits: Limits, memory_bytes: int, files: Sequence[int] = (), env: Mapping[str, str] = {}
+    ) -> Runner:
+        """Forks a runner. `files` become its descriptors 4, 5, ...; `memory_bytes` bounds the whole
+        session."""
         ours, theirs = make_pair()
         nonce = secrets.token_hex(16)
         with theirs:
@@ -292,7 +249,8 @@ class Zygote:
         return self._register(runner)
 
     def execute(self, argv: Sequence[str], limits: Limits, memory_bytes: int, directory: Path) -> Process:
-        """Executes a program (a compiler) in `directory`, which is the process's own and is deleted with it."""
+        """Executes a program (a compiler) in `directory`, which is the process's own and is deleted with
+        it."""
         env = {**self._environment, "HOME": str(directory), "TMPDIR": str(directory), "LC_ALL": "C"}
         request = {"op": "exec", "argv": list(argv), "env": env}
         pid, capture, directory = self._fork(request, limits, [], [], directory)
@@ -306,13 +264,20 @@ class Zygote:
         return process
 
     def _fork(
-        self, request: dict, limits: Limits, first: Sequence[int], rest: Sequence[int], directory: Path | None = None
+        self,
+        request: dict,
+        limits: Limits,
+        first: Sequence[int],
+        rest: Sequence[int],
+        directory: Path | None = None,
     ) -> tuple[int, Capture, Path]:
         directory = directory or Path(tempfile.mkdtemp(prefix="jail-", dir=self._directory))
         self._ticket += 1
         read_end, write_end = os.pipe2(os.O_CLOEXEC)
         try:
-            text = json.dumps({**request, "ticket": self._ticket, "cwd": str(directory), "limits": asdict(limits)})
+            text = json.dumps(
+                {**request, "ticket": self._ticket, "cwd": str(directory), "limits": asdict(limits)}
+            )
             socket.send_fds(self._control, [text.encode()], [*first, write_end, *rest])
         except OSError as error:
             os.close(read_end)
@@ -349,13 +314,19 @@ class Zygote:
                     process.exit = end
 
     def wait_for(
-        self, process: Process, deadline: float, *, sock: socket.socket | None = None, writing: bool = False,
+        self,
+        process: Process,
+        deadline: float,
+        *,
+        sock: socket.socket | None = None,
+        writing: bool = False,
         interruptible: bool = True,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Returns when `sock` is ready, or without one when the process has ended.
 
         Raises:
-          JailTimeout, JailMemory: after killing the process. ZygoteLost. Whatever the interrupt function raises.
+          JailTimeout, JailMemory: after killing the process. ZygoteLost. Whatever the interrupt function
+            raises.
         """
         next_watch = time.monotonic() + WATCH_S
         while process.exit is None or sock is not None:
@@ -387,7 +358,9 @@ class Zygote:
                 used_bytes = session_bytes(process.pid, process.memory_bytes)
                 if used_bytes > process.memory_bytes:
                     self.kill(process)
-                    raise JailMemory(f"used {used_bytes >> 20} MiB, {process.memory_bytes >> 20} MiB are allowed")
+                    raise JailMemory(
+                        f"used {used_bytes >> 20} MiB, {process.memory_bytes >> 20} MiB are allowed"
+                    )
                 excess = process.watch(process.pid) if process.watch else None
                 if excess:
                     self.kill(process)

@@ -1,4 +1,5 @@
-"""Tensors and plain Python values as message headers and buffers. Knows torch; executes nothing it receives."""
+"""Tensors and plain Python values as message headers and buffers. Knows torch; executes nothing it
+receives."""
 
 from __future__ import annotations
 
@@ -11,10 +12,20 @@ import torch
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in (
-        torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16,
-        torch.int8, torch.uint8, torch.bool, torch.complex64, torch.complex128,
+        torch.float64,
+        torch.float32,
+        torch.float16,
+        torch.bfloat16,
+        torch.int64,
+        torch.int32,
+        torch.int16,
+        torch.int8,
+        torch.uint8,
+        torch.bool,
+        torch.complex64,
+        torch.complex128,
     )
-}  # fmt: skip
+}
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
@@ -58,7 +69,8 @@ def unpack(entries: Any, buffers: Sequence[memoryview]) -> list[torch.Tensor]:
 
 
 def encode(value: Any, tensors: list[torch.Tensor]) -> Any:
-    """JSON form of None, bool, int, float, str, dtype, and lists, tuples, dicts of them; tensors join `tensors`."""
+    """JSON form of None, bool, int, float, str, dtype, and lists, tuples, dicts of them; tensors join
+    `tensors`."""
     if value is None or type(value) in (bool, int, float, str):
         return value
     if isinstance(value, torch.Tensor):

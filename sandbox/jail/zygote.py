@@ -1,15 +1,17 @@
 """The process that every untrusted process is forked from: torch imported, nothing computed, no secret held.
 
-Started by `sandbox.jail.spawn.Zygote` as `python -m sandbox.jail.zygote FD [module ...]`, which imports the modules
-and then serves requests on FD, a SOCK_SEQPACKET socket:
+Started by `sandbox.jail.spawn.Zygote` as `python -m sandbox.jail.zygote FD [module ...]`, which imports
+the modules and then serves requests on FD, a SOCK_SEQPACKET socket:
 
-    {"op": "runner", "ticket": n, "nonce": ..., "cwd": ..., "limits": {...}} + fds [channel, output, file, ...]
-    {"op": "exec", "ticket": n, "argv": [...], "env": {...}, "cwd": ..., "limits": {...}} + fds [output]
+    {"op": "runner", "ticket", "nonce", "env", "cwd", "limits"} + fds [channel, output, file, ...]
+    {"op": "exec", "ticket", "argv", "env", "cwd", "limits"} + fds [output]
     {"op": "kill", "pid": n}
 
-and answers {"event": "started", "ticket", "pid"} and {"event": "exit", "pid", "code", "signal", "peak_bytes"}.
-Each child leads a session of its own. When it ends, or is killed, everything that descends from it is killed too:
-the zygote is a subreaper, so a grandchild that left the session becomes its child and is found there.
+and answers {"event": "started", "ticket", "pid"} and {"event": "exit", "pid", "code", "signal",
+"peak_bytes"}.
+Each child leads a session of its own. When it ends, or is killed, everything that descends from it is
+killed too: the zygote is a subreaper, so a grandchild that left the session becomes its child and is found
+there.
 The zygote runs one thread and never a parallel operation: a forked libgomp would hang.
 """
 
@@ -95,10 +97,16 @@ def _finish(control: socket.socket, pid: int, others: set[int]) -> None:
     _, status, usage = os.wait4(pid, 0)
     _kill_strays(others)
     code = os.waitstatus_to_exitcode(status)
-    _reply(control, {
-        "event": "exit", "pid": pid, "code": max(code, 0), "signal": max(-code, 0),
-        "peak_bytes": usage.ru_maxrss * 1024,
-    })  # fmt: skip
+    _reply(
+        control,
+        {
+            "event": "exit",
+            "pid": pid,
+            "code": max(code, 0),
+            "signal": max(-code, 0),
+            "peak_bytes": usage.ru_maxrss * 1024,
+        },
+    )
 
 
 def _kill_strays(runners: set[int]) -> None:

@@ -1,1 +1,2 @@
-"""The trusted side of one evaluation: drives runners, compares, keeps the clock. Executes no task or candidate code."""
+"""The trusted side of one evaluation: drives runners, compares, keeps the clock. Executes no task or
+candidate code."""

@@ -15,8 +15,8 @@ OTHER_SLOT = 1002
 def admission_problem(reference: Reference, seed: int) -> str:
     """Name of the trivial answer that passes the task, or "" when the task is fit for training.
 
-    Tried on fresh inputs: zeros; a constant (the expected output's mean); each input passed through; the reference's output for
-    other inputs.
+    Tried on fresh inputs: zeros; a constant (the expected output's mean); each input passed through; the
+    reference's output for other inputs.
 
     Raises:
       TaskRejected: the reference fails.

@@ -1,4 +1,5 @@
-"""Times a candidate against its baselines: alternating blocks of calls, the larger of two clocks, an adaptive end."""
+"""Times a candidate against its baselines: alternating blocks of calls, the larger of two clocks, an
+adaptive end."""
 
 from __future__ import annotations
 
@@ -45,7 +46,8 @@ PLANS = {
 
 @dataclass
 class Side:
-    """One timed callable: how to order its runner about, which of its callables, and the input slots to rotate."""
+    """One timed callable: how to order its runner about, which of its callables, and the input slots to
+    rotate."""
 
     order: Callable[..., Message]
     slots: Sequence[int]
@@ -53,8 +55,11 @@ class Side:
     """Seconds that an order may take now."""
     which: str = "eager"
     flushed: bool = False
-    """The device clears its caches before each call. The wall time of such a block holds the clearing too, so the runner's
-    span is taken as it is, and the slope over unflushed calls is what it is held against."""
+    """The device clears its caches before each call. The wall time of such a block holds the clearing too,
+    so the runner's span is taken as it is, and the slope over unflushed calls is what it is held against."""
+    launch_ms: float = 0.0
+    """What a call that does nothing costs back to back on this device (upper bound): not held against the
+    side."""
     calls: int = 1
     call_ms: float = 0.0
     """First estimate of the time of one call."""
@@ -67,10 +72,17 @@ class Side:
     walls_ms: list[float] = field(default_factory=list)
 
     def block(self, calls: int, keep: int | None = None, flush: bool = True) -> tuple[float, float]:
-        """Runs a block; returns (span claimed by the runner, wall time seen here), both for all calls, in ms."""
+        """Runs a block; returns (span claimed by the runner, wall time seen here), both for all calls, in
+        ms."""
         start = time.perf_counter()
         message = self.order(
-            "time_block", self.deadline(), calls=calls, slots=list(self.slots), keep=keep, flush=flush, which=self.which
+            "time_block",
+            self.deadline(),
+            calls=calls,
+            slots=list(self.slots),
+            keep=keep,
+            flush=flush,
+            which=self.which,
         )
         wall_ms = 1000 * (time.perf_counter() - start)
         claimed = message.header.get("span_ms")
@@ -90,7 +102,8 @@ class Side:
     def sample(self, rng: random.Random) -> None:
         """Times one block.
 
-        Every block keeps the outputs of some call, so no block is special to the candidate; the last one's are checked.
+        Every block keeps the outputs of some call, so no block is special to the candidate; the last one's
+        are checked.
         """
         keep = self.kept = rng.randrange(self.calls)
         claimed_ms, wall_ms = self.block(self.calls, keep)
@@ -98,13 +111,16 @@ class Side:
         self.walls_ms.append(wall_ms)
 
     def times_ms(self, trusted_share: float) -> tuple[list[float], bool]:
-        """Believed times of a call, one a block that counts, and whether the oracle's clock ruled most of them.
+        """Believed times of a call, one a block that counts, and whether the oracle's clock ruled most of
+        them.
 
-        A claim is raised to what the oracle's clock shows for that very block, less a generous empty block; and all
-        claims are raised by what they leave out systematically, which is known more exactly.
+        A claim is raised to what the oracle's clock shows for that very block, less a generous empty
+        block; and all claims are raised by what they leave out systematically, which is known more exactly.
         """
         if self.flushed:
-            return undisturbed([max(claim, 1e-6) / self.calls for claim in self.claims_ms], trusted_share), False
+            return undisturbed(
+                [max(claim, 1e-6) / self.calls for claim in self.claims_ms], trusted_share
+            ), False
         pairs = list(zip(self.claims_ms, self.walls_ms, strict=True))
         hidden = hidden_ms([wall - claim for claim, wall in pairs], 1.5 * self.empty_ms + EMPTY_MARGIN_MS)
         believed = [believed_ms(claim + hidden, wall, self.most_empty_ms) for claim, wall in pairs]
@@ -113,9 +129,13 @@ class Side:
         return undisturbed(times, trusted_share), ruled
 
     def slope_ms(self) -> float:
-        """Wall time of one more back-to-back call, from blocks of N and 3N calls without flushing."""
-        walls = {factor: min(self.block(factor * self.calls, flush=False)[1] for _ in range(3)) for factor in (1, 3)}
-        return max(walls[3] - walls[1], 0.0) / (2 * self.calls)
+        """Wall time of one more back-to-back call beyond an empty one, from blocks of N and 3N unflushed
+        calls."""
+        walls = {
+            factor: min(self.block(factor * self.calls, flush=False)[1] for _ in range(3))
+            for factor in (1, 3)
+        }
+        return max((walls[3] - walls[1]) / (2 * self.calls) - self.launch_ms, 0.0)
 
 
 def measure(
@@ -127,7 +147,8 @@ def measure(
       candidate, baselines: the sides; `baselines` holds "eager".
       plan: budget and precision.
       rng: chooses the calls whose outputs are kept for checking.
-      use_slope: also believe the slope of the wall clock over back-to-back calls (devices that work asynchronously).
+      use_slope: also believe the slope of the wall clock over back-to-back calls (devices that work
+        asynchronously).
     """
     eager = baselines["eager"]
     sides = [candidate, *baselines.values()]
@@ -154,10 +175,14 @@ def measure(
             baseline_ms[name] = [max(sample, floor_ms) for sample in baseline_ms[name]]
     ratio = speedup(times_ms, baseline_ms["eager"])
     return Timing(
-        candidate=span(times_ms), baselines={name: span(samples) for name, samples in baseline_ms.items()},
-        speedup=ratio.median, speedup_low=ratio.low, speedup_high=ratio.high, noisy=ratio.low <= 1.0 <= ratio.high,
+        candidate=span(times_ms),
+        baselines={name: span(samples) for name, samples in baseline_ms.items()},
+        speedup=ratio.median,
+        speedup_low=ratio.low,
+        speedup_high=ratio.high,
+        noisy=ratio.low <= 1.0 <= ratio.high,
         bound_by="oracle wall clock" if ruled else "runner span",
-    )  # fmt: skip
+    )
 
 
 def _ratio(candidate: Side, eager: Side, plan: Plan) -> Interval:

@@ -61,13 +61,31 @@ class Draft:
 
     def result(self, outcome: Outcome, text: str) -> EvaluationResult:
         options = self.job.options
-        earned = reward(
-            options.reward, correct=outcome == "ok", coverage=self.coverage,
-            speedup=self.timing.speedup if self.timing and self.speed_rewarded else None,
-        ) if outcome != "infra_error" else Reward()  # fmt: skip
+        earned = (
+            reward(
+                options.reward,
+                correct=outcome == "ok",
+                coverage=self.coverage,
+                speedup=self.timing.speedup if self.timing and self.speed_rewarded else None,
+            )
+            if outcome != "infra_error"
+            else Reward()
+        )
         return EvaluationResult(
-            id=self.job.id, state="done", stage=self.stage, outcome=outcome, language=self.job.candidate.language,
-            trials=self.trials, timing=self.timing, coverage=self.coverage, kernels=self.kernels,
-            integrity=self.findings, reward=earned, feedback="\n".join(filter(None, (text, self.compiled))), notes=self.notes,
-            kernel_signature=self.kernel_signature, stage_s=self.stage_s, attempts=1,
-        )  # fmt: skip
+            id=self.job.id,
+            state="done",
+            stage=self.stage,
+            outcome=outcome,
+            language=self.job.candidate.language,
+            trials=self.trials,
+            timing=self.timing,
+            coverage=self.coverage,
+            kernels=self.kernels,
+            integrity=self.findings,
+            reward=earned,
+            feedback="\n".join(filter(None, (text, self.compiled))),
+            notes=self.notes,
+            kernel_signature=self.kernel_signature,
+            stage_s=self.stage_s,
+            attempts=1,
+        )

@@ -3,14 +3,14 @@
     judge = Judge(...)
     result = judge.evaluate(job)         # always a result; only ZygoteLost and Cancelled leave as exceptions
 
-The order of a trial matters: inputs come from the reference's runner, the candidate's outputs are taken in first, and only then is the
-reference run for the expected values. After the timing the outputs of one timed call are checked, and the candidate
-is run once more on inputs that were changed in place in the buffers it already knows.
+The order of a trial matters: inputs come from the reference's runner, the candidate's outputs are taken in
+first, and only then is the reference run for the expected values. After the timing the outputs of one
+timed call are checked, and the candidate is run once more on inputs that were changed in place in the
+buffers it already knows.
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
 import random
 import secrets
@@ -21,35 +21,49 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from sandbox.build import BuildFailed, BuildUnavailable
-from sandbox.build.artifacts import ArtifactStore
-from sandbox.build.cpp import build_kernel
+from sandbox.build.artifacts import ArtifactStore, sealed_copy
+from sandbox.build.cpp import build_kernel, disk_full
 from sandbox.build.triton import CompileReport
+from sandbox.jail.faults import JailError, JailTimeout, ZygoteLost
 from sandbox.jail.limits import Limits
-from sandbox.jail.spawn import JailError, JailTimeout, Runner, Zygote, ZygoteLost
+from sandbox.jail.spawn import Runner, Zygote
 from sandbox.jail.tensors import pack
 from sandbox.oracle.admission import admission_problem
 from sandbox.oracle.clock import PLANS, Side, measure
 from sandbox.oracle.draft import Draft, Job
 from sandbox.oracle.failures import Failure, blamed_on_candidate
-from sandbox.oracle.gpu import compile_for, device_watch, measure_coverage, runner_environment
+from sandbox.oracle.gpu import (
+    compile_for,
+    device_watch,
+    launch_cost_ms,
+    measure_coverage,
+    raise_to_profile,
+    runner_environment,
+)
 from sandbox.oracle.reference import Reference, References, TaskRejected
 from sandbox.oracle.trials import Trials
 from sandbox.protocol import EvaluationResult, Finding, KernelTime, Stage
 from sandbox.verdict import feedback
 from sandbox.verdict.coverage import judge_coverage
 
+FULL_DISK_BYTES = 1 << 20
+"""With less than this left on the disk a failure says nothing about the candidate."""
+LAUNCH_MEMORY_BYTES = 8 << 30
 COMPILE_SLOT = 1001
 """Slot of the inputs on which kernels are compiled ahead of time."""
 ZYGOTE_MODULES = {
-    "plain": ["torch"], "triton": ["torch", "triton"], "interpreter": ["torch", "triton"],
+    "plain": ["torch"],
+    "triton": ["torch", "triton"],
+    "interpreter": ["torch", "triton"],
     "gpu": ["torch", "sandbox.jail.preload_cuda"],
-}  # fmt: skip
+}
 
 
 class Gate:
     """Who may use a resource ("cpu", "cuda:0") when: `shared` for ordinary work, `exclusive` for timing.
 
-    The broker decides; this base class lets everything pass, as is right where there is one evaluation at a time.
+    The broker decides; this base class lets everything pass, as is right where there is one evaluation at
+    a time.
     """
 
     @contextmanager
@@ -75,15 +89,22 @@ class Judge:
     """
 
     def __init__(
-        self, *, scratch: Path, store: ArtifactStore, threads: int, gate: Gate | None = None,
-        interrupt: tuple[int, Callable[[], None]] | None = None, on_stage: Callable[[str, Stage], None] | None = None,
+        self,
+        *,
+        scratch: Path,
+        store: ArtifactStore,
+        threads: int,
+        gate: Gate | None = None,
+        interrupt: tuple[int, Callable[[], None]] | None = None,
+        on_stage: Callable[[str, Stage], None] | None = None,
         warm_references: int = 6,
-    ):  # fmt: skip
+    ):
         self._scratch, self._store, self._threads = scratch, store, threads
         self._gate = gate or Gate()
         self._interrupt = interrupt
         self._on_stage = on_stage or (lambda _id, _stage: None)
         self._zygotes: dict[str, Zygote] = {}
+        self._launch_costs_ms: dict[tuple[str, str], float] = {}
         self._references = References(warm_references)
 
     def start(self) -> None:
@@ -107,6 +128,9 @@ class Judge:
         try:
             self._evaluate(job, verdict)
         except Failure as failure:
+            if failure.outcome != "out_of_memory" and self._disk_is_full():
+                # Whatever the candidate wrote is deleted by now: the space is missing for another reason.
+                return verdict.result("infra_error", str(disk_full(self._store, self._scratch)))
             if failure.finding:
                 verdict.findings.append(failure.finding)
             return verdict.result(failure.outcome, failure.text)
@@ -117,6 +141,9 @@ class Judge:
         except OSError as error:
             return verdict.result("infra_error", f"the judge's own input or output failed: {error}")
         return verdict.result("ok", feedback.correct(verdict.timing, verdict.coverage, verdict.untimed))
+
+    def _disk_is_full(self) -> bool:
+        return shutil.disk_usage(self._scratch).free < FULL_DISK_BYTES
 
     def _evaluate(self, job: Job, verdict: Draft) -> None:
         device, options = job.task.device, job.options
@@ -170,14 +197,19 @@ class Judge:
             modules = ZYGOTE_MODULES[flavour]
             environment = {"TRITON_INTERPRET": "1"} if flavour == "interpreter" else {}
             self._zygotes[flavour] = Zygote(
-                modules=modules, threads=self._threads, directory=self._scratch, environment=environment,
+                modules=modules,
+                threads=self._threads,
+                directory=self._scratch,
+                environment=environment,
                 interrupt=self._interrupt,
-            )  # fmt: skip
+            )
         return self._zygotes[flavour]
 
     def _limits(self, job: Job) -> Limits:
         on_cpu = job.task.device == "cpu"
-        return Limits(memory_bytes=job.options.memory_bytes if on_cpu else None, open_files=256 if on_cpu else 4096)
+        return Limits(
+            memory_bytes=job.options.memory_bytes if on_cpu else None, open_files=256 if on_cpu else 4096
+        )
 
     def _reference(self, job: Job) -> Reference:
         options = job.options
@@ -205,14 +237,20 @@ class Judge:
             self._reached(verdict, "built")
             try:
                 with verdict.measured("load"):
-                    runner = self._zygote("plain").runner(self._limits(job), options.memory_bytes, files=[library])
+                    runner = self._zygote("plain").runner(
+                        self._limits(job), options.memory_bytes, files=[library]
+                    )
             finally:
                 os.close(library)
             entries, buffers = pack(reference.state)
             order = {
-                "command": "load_kernel", "timeout_s": options.load_s, "device": job.task.device,
-                "dtype": job.task.dtype, "outputs": reference.outputs, "is_tuple": reference.is_tuple,
-            }  # fmt: skip
+                "command": "load_kernel",
+                "timeout_s": options.load_s,
+                "device": job.task.device,
+                "dtype": job.task.dtype,
+                "outputs": reference.outputs,
+                "is_tuple": reference.is_tuple,
+            }
         else:
             with verdict.measured("load"):
                 zygote = self._zygote(_flavour(job))
@@ -221,10 +259,16 @@ class Judge:
             entries, buffers = pack(reference.init_tensors)
             # The module builds while it loads.
             order = {
-                "command": "load_module", "timeout_s": options.load_s + options.build_s, "source": candidate.source,
-                "entry_point": candidate.entry_point, "dtype": job.task.dtype, "device": job.task.device,
-                "language": candidate.language, "seed": reference.seed, "init": reference.init,
-            }  # fmt: skip
+                "command": "load_module",
+                "timeout_s": options.load_s + options.build_s,
+                "source": candidate.source,
+                "entry_point": candidate.entry_point,
+                "dtype": job.task.dtype,
+                "device": job.task.device,
+                "language": candidate.language,
+                "seed": reference.seed,
+                "init": reference.init,
+            }
         try:
             blamed = blamed_on_candidate(runner, "loading", order["timeout_s"], options.memory_bytes)
             with verdict.measured("load"), blamed:
@@ -234,7 +278,10 @@ class Judge:
             raise
         build_s = reply.get("build_s")
         if isinstance(build_s, float) and 0 < build_s <= verdict.stage_s["load"]:
-            verdict.stage_s["build"], verdict.stage_s["load"] = build_s, round(verdict.stage_s["load"] - build_s, 6)
+            verdict.stage_s["build"], verdict.stage_s["load"] = (
+                build_s,
+                round(verdict.stage_s["load"] - build_s, 6),
+            )
         if not reply.get("honest_clock", False):
             verdict.untimed = "speed is not measured in Triton's interpreter"
         return runner
@@ -246,18 +293,27 @@ class Judge:
             return
         inputs = reference.inputs(secrets.randbits(40), COMPILE_SLOT)
         limits = Limits(memory_bytes=options.memory_bytes)
-        with verdict.measured("compile"), self._zygote("triton").runner(limits, options.memory_bytes) as runner:
+        with (
+            verdict.measured("compile"),
+            self._zygote("triton").runner(limits, options.memory_bytes) as runner,
+        ):
             entries, buffers = pack(reference.init_tensors)
             try:
                 runner.call(
-                    "load_module", options.load_s, buffers, source=candidate.source, entry_point=candidate.entry_point,
-                    dtype=job.task.dtype, device=f"aot:{options.target_arch}", language="triton", seed=reference.seed,
-                    init=reference.init, tensors=entries,
-                )  # fmt: skip
+                    "load_module",
+                    options.load_s,
+                    buffers,
+                    source=candidate.source,
+                    entry_point=candidate.entry_point,
+                    dtype=job.task.dtype,
+                    device=f"aot:{options.target_arch}",
+                    language="triton",
+                    seed=reference.seed,
+                    init=reference.init,
+                    tensors=entries,
+                )
                 entries, buffers = pack(inputs.tensors)
-                runner.call(
-                    "set_inputs", options.load_s, buffers, slot=0, args=inputs.args, tensors=entries
-                )  # fmt: skip
+                runner.call("set_inputs", options.load_s, buffers, slot=0, args=inputs.args, tensors=entries)
             except ZygoteLost:
                 raise
             except JailError as error:
@@ -267,28 +323,60 @@ class Judge:
         verdict.compiled = feedback.failed(*report.summary_parts())
         verdict.notes.append(verdict.compiled)
 
+    def _launch_ms(self, device: str, kind: str) -> float:
+        """What an empty call costs on a GPU, measured once; 0 on a CPU.
+
+        Raises:
+          BuildUnavailable: it cannot be measured.
+        """
+        if device == "cpu":
+            return 0.0
+        if (device, kind) not in self._launch_costs_ms:
+            limits = Limits(memory_bytes=None, open_files=4096)
+            env = runner_environment(self._store.root)
+            try:
+                with self._zygote("gpu").runner(limits, LAUNCH_MEMORY_BYTES, env=env) as runner:
+                    self._launch_costs_ms[device, kind] = launch_cost_ms(runner.call, device, kind)
+            except ZygoteLost:
+                raise
+            except JailError as error:
+                raise BuildUnavailable(f"an empty call on {device} cannot be timed: {error}") from error
+        return self._launch_costs_ms[device, kind]
+
     def _cover(self, job: Job, candidate: Runner, slot: int, verdict: Draft) -> None:
-        """Takes the share of device time in the candidate's own kernels. Raises Failure if it has none to speak of."""
-        with verdict.measured("profile"), blamed_on_candidate(
-            candidate, "profiling", job.options.time_s, job.options.memory_bytes
-        ):  # fmt: skip
+        """Takes the share of device time in the candidate's own kernels. Raises Failure if it has none to
+        speak of."""
+        with (
+            verdict.measured("profile"),
+            blamed_on_candidate(candidate, "profiling", job.options.time_s, job.options.memory_bytes),
+        ):
             report = measure_coverage(candidate.call, slot, job.options.time_s)
         verdict.coverage = report.coverage
         verdict.kernels = [KernelTime(name=k.name[:200], share=k.share, ms=k.ms) for k in report.kernels]
         ruling = judge_coverage(report.coverage, kernels=report.kernels)
+        if verdict.timing:
+            verdict.timing = raise_to_profile(verdict.timing, report.busy_ms)
         verdict.speed_rewarded = ruling.speed_rewarded
         verdict.notes += [note for note in (ruling.note, report.note) if note]
         if ruling.integrity:
             finding = Finding(rule="coverage", evidence=ruling.integrity)
-            raise Failure("integrity", f"hardly any work is done by the candidate's own kernels: {ruling.integrity}", finding)
+            raise Failure(
+                "integrity",
+                f"hardly any work is done by the candidate's own kernels: {ruling.integrity}",
+                finding,
+            )
 
     def _build_kernel(self, job: Job, reference: Reference) -> int:
         """Builds and opens the library; returns a descriptor of a sealed copy that no one can change."""
         try:
             artifact = build_kernel(
-                job.candidate.source, reference.signature, store=self._store, zygote=self._zygote("plain"),
-                scratch=self._scratch, timeout_s=job.options.build_s,
-            )  # fmt: skip
+                job.candidate.source,
+                reference.signature,
+                store=self._store,
+                zygote=self._zygote("plain"),
+                scratch=self._scratch,
+                timeout_s=job.options.build_s,
+            )
         except BuildFailed as error:
             raise Failure("build_failed", feedback.build_failed(str(error))) from error
         except JailTimeout as error:
@@ -308,6 +396,9 @@ class Judge:
         waited = time.monotonic()
         with self._gate.exclusive(job.task.device):
             verdict.stage_s["gate"] = round(time.monotonic() - waited, 6)
+            eager_launch_ms = self._launch_ms(job.task.device, "eager")
+            own_kind = "triton" if job.candidate.language == "triton" else "eager"
+            launch_ms = self._launch_ms(job.task.device, own_kind)
             deadline = time.monotonic() + options.time_s
 
             def left() -> float:
@@ -315,37 +406,41 @@ class Judge:
 
             with verdict.measured("time"):
                 sides = {
-                    name: Side(order=reference.order, slots=trial.slots, deadline=left, which=name, flushed=on_gpu)
+                    name: Side(
+                        order=reference.order,
+                        slots=trial.slots,
+                        deadline=left,
+                        which=name,
+                        flushed=on_gpu,
+                        launch_ms=eager_launch_ms,
+                    )
                     for name in options.baselines
                 }
                 with blamed_on_candidate(candidate, "timing", options.time_s, options.memory_bytes):
-                    side = Side(order=candidate.call, slots=trial.slots, deadline=left, flushed=on_gpu)
+                    side = Side(
+                        order=candidate.call,
+                        slots=trial.slots,
+                        deadline=left,
+                        flushed=on_gpu,
+                        launch_ms=launch_ms,
+                    )
                     verdict.timing = measure(
-                        side, sides, PLANS[options.timing], random.Random(secrets.randbits(64)),
+                        side,
+                        sides,
+                        PLANS[options.timing],
+                        random.Random(secrets.randbits(64)),
                         use_slope=on_gpu,
-                    )  # fmt: skip
+                    )
                 trial.check_kept(side.slots[side.kept % len(side.slots)])
                 trial.check_changed_inputs()
-            if on_gpu:
-                # Last, because a profiler slows every later launch of its process.
+            if not on_gpu:
+                # Still alone: the end of a process would disturb the next measurement.
+                candidate.close()
+        if on_gpu:
+            # Last, because a profiler slows every later launch of its process.
+            with self._gate.shared(job.task.device):
                 self._cover(job, candidate, trial.slots[0], verdict)
-            # Still alone: the end of a process would disturb the next measurement.
-            candidate.close()
         self._reached(verdict, "timed")
-
-
-def sealed_copy(path: Path) -> int:
-    """Descriptor of an anonymous, sealed copy of a file: what a jail gets instead of a path into the store."""
-    fd = os.memfd_create("kernel", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    try:
-        with open(path, "rb") as source, open(fd, "wb", closefd=False) as target:
-            shutil.copyfileobj(source, target)
-        seals = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
 
 
 def _flavour(job: Job) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from sandbox.jail.spawn import JailDied, JailMemory, JailReply, JailTimeout, Runner, ZygoteLost
+from sandbox.jail.faults import JailDied, JailMemory, JailReply, JailTimeout, ZygoteLost
+from sandbox.jail.spawn import Runner
 from sandbox.protocol import Finding, Outcome
 from sandbox.verdict import feedback
 
@@ -55,7 +56,9 @@ def _death_failure(error: JailDied, doing: str, memory_bytes: int) -> Failure:
     end, text = error.exit, str(error)
     memory = end.signal and end.peak_bytes > 0.75 * memory_bytes
     if memory or "bad_alloc" in error.output or "out of memory" in error.output.lower():
-        return Failure("out_of_memory", f"{doing} the candidate ran out of memory ({memory_bytes >> 20} MiB allowed)")
+        return Failure(
+            "out_of_memory", f"{doing} the candidate ran out of memory ({memory_bytes >> 20} MiB allowed)"
+        )
     if end.signal == 11:
         text += " (segmentation fault: it reads or writes outside its arrays)"
     elif end.signal == 8:

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from sandbox.build.triton import CompileReport
 from sandbox.jail import nvml
@@ -20,14 +23,44 @@ from sandbox.jail.device_cuda import (
     memory_share,
     physical_index,
 )
+from sandbox.jail.faults import JailError, JailReply, ZygoteLost
 from sandbox.jail.frames import Message
 from sandbox.jail.processes import processes
-from sandbox.jail.spawn import JailError, JailReply, ZygoteLost
+from sandbox.jail.tensors import encode, pack
+from sandbox.oracle.clock import Side
+from sandbox.protocol import Timing
 from sandbox.verdict.coverage import CoverageReport, DeviceEvent, OwnKernel, own_share
 
 MAX_NAME_CHARS = 1000
 MAX_EVENTS = 5000
 CONTEXT_BYTES = 2 << 30
+PROFILE_EXCESS = 1.5
+PROFILE_SLACK_MS = 0.01
+LAUNCH_S = 60.0
+LAUNCH_CALLS = 200
+EMPTY_CALLS = """
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def copy_one(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
+    offsets = tl.arange(0, BLOCK)
+    tl.store(out_ptr + offsets, tl.load(x_ptr + offsets, mask=offsets < n), mask=offsets < n)
+
+
+class TritonCall(torch.nn.Module):
+    def forward(self, x):
+        out = torch.empty_like(x)
+        copy_one[(1,)](x, out, x.numel(), BLOCK=16)
+        return out
+
+
+class EagerCall(torch.nn.Module):
+    def forward(self, x):
+        return x + 1
+"""
 
 
 def runner_environment(cache: Path) -> dict[str, str]:
@@ -78,11 +111,69 @@ def measure_coverage(order: Callable[..., Message], slot: int, timeout_s: float)
     try:
         events = [_event(entry) for entry in _list(header, "kernels")]
         own = [_own(entry) for entry in _list(header, "own")]
+        busy_ms = float(header["busy_ms"])
     except (KeyError, TypeError, ValueError) as error:
         return CoverageReport(
             coverage=None, kernels=(), note=f"the process sent a malformed profile ({error!r})"
         )
-    return own_share(events, own)
+    return replace(own_share(events, own), busy_ms=busy_ms)
+
+
+def raise_to_profile(timing: Timing, busy_ms: float) -> Timing:
+    """The timing, raised where the profile shows that a call keeps the device busy for longer than its span.
+
+    That is work on streams that the events around a call do not see. The profiler slows kernels a little and
+    finds caches warm, so only a clear excess (`PROFILE_EXCESS`) counts.
+    """
+    span = timing.candidate
+    if busy_ms <= PROFILE_EXCESS * span.median_ms + PROFILE_SLACK_MS:
+        return timing
+    factor = busy_ms / span.median_ms
+    bounds = (timing.speedup_low, timing.speedup_high)
+    low, high = (bound / factor if bound is not None else None for bound in bounds)
+    slower = {"median_ms": busy_ms, "low_ms": span.low_ms * factor, "high_ms": span.high_ms * factor}
+    return timing.model_copy(
+        update={
+            "candidate": span.model_copy(update=slower),
+            "speedup": timing.speedup / factor,
+            "speedup_low": low,
+            "speedup_high": high,
+            "noisy": low is not None and high is not None and low <= 1.0 <= high,
+            "bound_by": "profile",
+        }
+    )
+
+
+def launch_cost_ms(order: Callable[..., Message], device: str, kind: str) -> float:
+    """Upper bound of what a call that does nothing costs back to back, on the oracle's clock.
+
+    Args:
+        order: Sends an order to a fresh runner, which executes nothing but the trusted source above.
+        device: Such as `cuda:0`.
+        kind: `triton` for a call that launches one empty kernel, `eager` for one operation on one element.
+
+    Raises:
+        JailError: The runner failed.
+    """
+    order(
+        "load_module",
+        LAUNCH_S,
+        source=EMPTY_CALLS,
+        entry_point={"triton": "TritonCall", "eager": "EagerCall"}[kind],
+        dtype="float32",
+        device=device,
+        language="triton",
+        seed=0,
+        init=[],
+        tensors=[],
+    )
+    tensors: list[torch.Tensor] = []
+    args = encode([torch.ones(1)], tensors)
+    entries, buffers = pack(tensors)
+    order("set_inputs", LAUNCH_S, buffers, slot=0, args=args, tensors=entries)
+    side = Side(order=order, slots=[0], deadline=lambda: LAUNCH_S, flushed=True, calls=LAUNCH_CALLS)
+    side.block(LAUNCH_CALLS, flush=False)
+    return max(side.slope_ms() for _ in range(3))
 
 
 def compile_for(order: Callable[..., Message], slot: int, timeout_s: float, arch: str) -> CompileReport:

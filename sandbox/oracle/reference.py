@@ -11,8 +11,9 @@ from typing import Any
 import torch
 
 from sandbox.build.signature import KernelSignature, SignatureError, make_signature
+from sandbox.jail.faults import JailDied, JailError, JailMemory, JailReply, JailTimeout, ZygoteLost
 from sandbox.jail.frames import Message
-from sandbox.jail.spawn import JailDied, JailError, JailMemory, JailReply, JailTimeout, Runner, ZygoteLost
+from sandbox.jail.spawn import Runner
 from sandbox.jail.tensors import decode, describe, pack, unpack
 from sandbox.protocol import TaskSpec
 from sandbox.verdict.correctness import Tolerance, compare, reference_problem
@@ -26,7 +27,8 @@ EXAMPLE_SLOT = 1000
 
 
 class TaskRejected(RuntimeError):
-    """The task itself is at fault: no `Model`, it fails, its output is random, ... The text says what to change."""
+    """The task itself is at fault: no `Model`, it fails, its output is random, ... The text says what to
+    change."""
 
 
 @dataclass(frozen=True)
@@ -78,16 +80,25 @@ class Reference:
 
     def _get_to_know(self, load_s: float) -> None:
         message = self.order(
-            "load_reference", load_s, source=self.task.reference, entry_point=self.task.entry_point,
-            dtype=self.task.dtype, device=self.task.device, seed=self.seed, reply_bytes=MAX_STATE_BYTES,
-        )  # fmt: skip
+            "load_reference",
+            load_s,
+            source=self.task.reference,
+            entry_point=self.task.entry_point,
+            dtype=self.task.dtype,
+            device=self.task.device,
+            seed=self.seed,
+            reply_bytes=MAX_STATE_BYTES,
+        )
         header, tensors = message.header, unpack(message.header["tensors"], message.buffers)
         self.init, count = header["init"], header["init_tensors"]
         self.init_tensors, self.state = tensors[:count], tensors[count:]
         example = self.inputs(seed=self.seed + 1, slot=EXAMPLE_SLOT)
         first = self.run(EXAMPLE_SLOT, seed=1)
         again = self.run(EXAMPLE_SLOT, seed=2)
-        if not first.changed and not compare(first.tensors, again.tensors, Tolerance(atol=1e-2, rtol=1e-2)).ok:
+        if (
+            not first.changed
+            and not compare(first.tensors, again.tensors, Tolerance(atol=1e-2, rtol=1e-2)).ok
+        ):
             raise TaskRejected("the reference's output is random: two calls on the same inputs differ")
         self.outputs = [describe(tensor) for tensor in first.tensors]
         self.is_tuple, self.changes, self.aliases = first.is_tuple, first.changed, first.aliased
@@ -98,10 +109,12 @@ class Reference:
         try:
             values = decode(example.args, example.tensors)
             self.signature = make_signature(
-                header["arguments"], [_shape_only(value) for value in values],
+                header["arguments"],
+                [_shape_only(value) for value in values],
                 [(name, describe(tensor)) for name, tensor in zip(header["state"], self.state, strict=True)],
-                self.outputs, self.is_tuple,
-            )  # fmt: skip
+                self.outputs,
+                self.is_tuple,
+            )
         except SignatureError as error:
             self.signature_error = str(error)
 
@@ -113,9 +126,14 @@ class Reference:
     def run(self, slot: int, seed: int) -> Outputs:
         """Outputs on a slot's inputs. Raises TaskRejected when they contain NaN or are no tensors."""
         message = self.order(
-            "run", self._check_s, slot=slot, seed=seed, check=True, max_bytes=MAX_OUTPUT_BYTES,
+            "run",
+            self._check_s,
+            slot=slot,
+            seed=seed,
+            check=True,
+            max_bytes=MAX_OUTPUT_BYTES,
             reply_bytes=MAX_OUTPUT_BYTES + SLACK_BYTES,
-        )  # fmt: skip
+        )
         outputs = read_outputs(message)
         problem = reference_problem(outputs.tensors)
         if problem:
@@ -164,7 +182,10 @@ def read_outputs(message: Message) -> Outputs:
     if not all(type(number) is int for number in (*changed, *aliased)):
         raise ValueError("malformed reply")
     return Outputs(
-        unpack(header.get("tensors"), message.buffers), bool(header.get("is_tuple")), frozenset(changed), frozenset(aliased)
+        unpack(header.get("tensors"), message.buffers),
+        bool(header.get("is_tuple")),
+        frozenset(changed),
+        frozenset(aliased),
     )
 
 
@@ -176,7 +197,8 @@ class References:
         self._warm: OrderedDict[str, Reference] = OrderedDict()
 
     def get(self, task: TaskSpec, make: Callable[[], Reference]) -> Reference:
-        """The warm reference of an equal task, else a new one from `make`; the least recently used one goes."""
+        """The warm reference of an equal task, else a new one from `make`; the least recently used one
+        goes."""
         key = hashlib.sha256(task.model_dump_json(exclude={"name"}).encode()).hexdigest()
         found = self._warm.pop(key, None)
         if found is not None and not found.alive:

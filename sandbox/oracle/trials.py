@@ -49,15 +49,23 @@ class Trials:
             entries, buffers = pack(inputs.tensors)
             with self._blamed("running", options.check_s):
                 self._candidate.call(
-                    "set_inputs", max(0.001, deadline - time.monotonic()), buffers, slot=slot, args=inputs.args,
+                    "set_inputs",
+                    max(0.001, deadline - time.monotonic()),
+                    buffers,
+                    slot=slot,
+                    args=inputs.args,
                     tensors=entries,
-                )  # fmt: skip
-                got = self._call("run", max(0.001, deadline - time.monotonic()), slot=slot, seed=self._seed, check=True)
+                )
+                got = self._call(
+                    "run", max(0.001, deadline - time.monotonic()), slot=slot, seed=self._seed, check=True
+                )
             expected = self._reference.run(slot, self._seed)
             trial = self._judge(expected, got)
             self._verdict.trials.append(trial)
             if not trial.ok:
-                raise Failure("incorrect", feedback.incorrect(trial.reason, number, options.correctness_trials))
+                raise Failure(
+                    "incorrect", feedback.incorrect(trial.reason, number, options.correctness_trials)
+                )
             self._inputs[slot], self._expected[slot] = inputs, expected
 
     def check_kept(self, slot: int) -> None:
@@ -95,7 +103,11 @@ class Trials:
         for known, expected in self._expected.items():
             if compare(expected.tensors, got.tensors, self._tolerance).ok:
                 evidence = f"{what}: it equals the output of an earlier call (input set {known})"
-                raise Failure("integrity", f"replayed output: {evidence}", Finding(rule="replayed_output", evidence=evidence))
+                raise Failure(
+                    "integrity",
+                    f"replayed output: {evidence}",
+                    Finding(rule="replayed_output", evidence=evidence),
+                )
         self._verdict.trials.append(trial)
         raise Failure("incorrect", f"wrong result: {what}: {trial.reason}")
 
@@ -113,10 +125,14 @@ class Trials:
 
     def _call(self, command: str, timeout_s: float, **order) -> Outputs:
         limit = self._reference.max_output_bytes
-        message = self._candidate.call(command, timeout_s, max_bytes=limit, reply_bytes=limit + (1 << 20), **order)
+        message = self._candidate.call(
+            command, timeout_s, max_bytes=limit, reply_bytes=limit + (1 << 20), **order
+        )
         if message.header.get("too_large"):
             shapes = str(message.header.get("shapes"))[:200]
-            raise Failure("incorrect", feedback.failed("wrong result: the outputs are far too large, shapes", shapes))
+            raise Failure(
+                "incorrect", feedback.failed("wrong result: the outputs are far too large, shapes", shapes)
+            )
         try:
             return read_outputs(message)
         except (ValueError, TypeError, AttributeError) as error:

@@ -1,8 +1,8 @@
 """An oracle process: takes evaluations from the broker one at a time, judges them, sends verdicts back.
 
-Started by `sandbox.workers` as `python -m sandbox.oracle.worker FD SETTINGS`; FD is a stream socket that carries one JSON
-object a line, SETTINGS is JSON. From the broker: {"op": "evaluate" | "cancel" | "granted"}; to it: {"op": "ready" |
-"stage" | "acquire" | "release" | "result" | "lost"}.
+Started by `sandbox.workers` as `python -m sandbox.oracle.worker FD SETTINGS`; FD is a stream socket that
+carries one JSON object a line, SETTINGS is JSON. From the broker: {"op": "evaluate" | "cancel" | "granted"};
+to it: {"op": "ready" | "stage" | "acquire" | "release" | "result" | "lost"}.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from typing import Any
 import torch
 
 from sandbox.build.artifacts import ArtifactStore
+from sandbox.jail.faults import ZygoteLost
 from sandbox.jail.limits import die_with_parent
-from sandbox.jail.spawn import ZygoteLost
 from sandbox.oracle.draft import Job
 from sandbox.oracle.evaluate import Gate, Judge
 from sandbox.oracle.failures import Cancelled
@@ -52,7 +52,8 @@ class BrokerLink:
         return json.loads(line)
 
     def interrupt(self) -> None:
-        """Called when the broker speaks during an evaluation. Raises Cancelled if it wants this one to end."""
+        """Called when the broker speaks during an evaluation. Raises Cancelled if it wants this one to
+        end."""
         message = self.receive()
         if message["op"] == "cancel" and message["id"] == self.current:
             raise Cancelled
@@ -103,10 +104,13 @@ def main(arguments: list[str]) -> None:
     torch.set_num_threads(1)
     link = BrokerLink(socket.socket(fileno=int(arguments[0])))
     judge = Judge(
-        scratch=Path(settings["scratch"]), store=ArtifactStore(Path(settings["cache"])), threads=settings["threads"],
-        gate=BrokerGate(link), interrupt=(link.sock.fileno(), link.interrupt),
+        scratch=Path(settings["scratch"]),
+        store=ArtifactStore(Path(settings["cache"])),
+        threads=settings["threads"],
+        gate=BrokerGate(link),
+        interrupt=(link.sock.fileno(), link.interrupt),
         on_stage=lambda job_id, stage: _send_stage(link, job_id, stage),
-    )  # fmt: skip
+    )
     try:
         judge.start()
         link.send({"op": "ready"})
@@ -123,9 +127,11 @@ def main(arguments: list[str]) -> None:
 
 def _evaluate(link: BrokerLink, judge: Judge, message: dict[str, Any]) -> None:
     job = Job(
-        id=message["id"], task=TaskSpec.model_validate(message["task"]),
-        candidate=Candidate.model_validate(message["candidate"]), options=Options.model_validate(message["options"]),
-    )  # fmt: skip
+        id=message["id"],
+        task=TaskSpec.model_validate(message["task"]),
+        candidate=Candidate.model_validate(message["candidate"]),
+        options=Options.model_validate(message["options"]),
+    )
     link.current = job.id
     try:
         result = judge.evaluate(job).model_dump()

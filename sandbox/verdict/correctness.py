@@ -15,7 +15,8 @@ TOLERANCES = {torch.float64: 1e-4, torch.float32: 1e-4, torch.float16: 1e-2, tor
 
 @dataclass(frozen=True, kw_only=True)
 class Tolerance:
-    """`|got - expected| <= atol + rtol * |expected|`; None takes the value of the expected tensor's data type."""
+    """`|got - expected| <= atol + rtol * |expected|`; None takes the value of the expected tensor's data
+    type."""
 
     atol: float | None = None
     rtol: float | None = None
@@ -28,7 +29,8 @@ class Tolerance:
 def compare(expected: Sequence[torch.Tensor], got: Sequence[torch.Tensor], tolerance: Tolerance) -> Trial:
     """Compares all outputs; the trial's reason describes the first that is wrong.
 
-    Checked in this order: number of outputs, data type, shape, finiteness, values. Integers and booleans must be equal.
+    Checked in this order: number of outputs, data type, shape, finiteness, values. Integers and booleans
+    must be equal.
     Where the reference itself is infinite the candidate must be equally so.
     """
     if len(expected) != len(got):
@@ -67,13 +69,21 @@ def _compare_one(
         if not wrong.any():
             return "", 0.0, 0.0
         return _mismatch(wrong, want, have, ""), None, None
-    unlike = torch.isnan(have) | (torch.isinf(want) & (have != want)) | (torch.isinf(have) & ~torch.isinf(want))
+    unlike = (
+        torch.isnan(have) | (torch.isinf(want) & (have != want)) | (torch.isinf(have) & ~torch.isinf(want))
+    )
     if unlike.any():
         kind = "NaN" if torch.isnan(have).any() else "infinite"
         share = 100.0 * unlike.sum().item() / unlike.numel()
         hint = " (elements never written stay NaN)" if kind == "NaN" else ""
         return f"is {kind} in {share:.3g}% of its elements{hint}", None, None
-    work = torch.complex64 if want.is_complex() else torch.float64 if want.dtype == torch.float64 else torch.float32
+    work = (
+        torch.complex64
+        if want.is_complex()
+        else torch.float64
+        if want.dtype == torch.float64
+        else torch.float32
+    )
     exact, value = want.to(work), have.to(work)
     error = (value - exact).abs()
     error[torch.isinf(want)] = 0
@@ -85,7 +95,11 @@ def _compare_one(
     rel_err = (error / size.clamp_min(max(atol, 1e-12))).max().item()
     if not wrong.any():
         return "", abs_err, rel_err
-    return _mismatch(wrong, want, have, f", max abs err {abs_err:.3g}, tolerance {atol:g} + {rtol:g}*|x|"), abs_err, rel_err
+    return (
+        _mismatch(wrong, want, have, f", max abs err {abs_err:.3g}, tolerance {atol:g} + {rtol:g}*|x|"),
+        abs_err,
+        rel_err,
+    )
 
 
 def _mismatch(wrong: torch.Tensor, want: torch.Tensor, have: torch.Tensor, more: str) -> str:

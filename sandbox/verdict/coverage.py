@@ -75,12 +75,14 @@ class CoverageReport:
     Attributes:
         coverage: Own share of device time, 0 to 1; None if the profiler saw no device work.
         kernels: By time, the longest first.
+        busy_ms: Time of the call in which any stream was at work; 0 if unknown.
         note: Why `coverage` is None, or which names were refused as own; empty if there is nothing to say.
     """
 
     coverage: float | None
     kernels: tuple[KernelShare, ...]
     note: str = ""
+    busy_ms: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

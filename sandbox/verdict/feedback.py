@@ -1,7 +1,7 @@
 """The short text that a language model reads after its kernel was judged.
 
-Text that the candidate can influence (compiler messages, exceptions) is bounded and each of its lines is quoted with "> ",
-so that it cannot pose as the judge's own words.
+Text that the candidate can influence (compiler messages, exceptions) is bounded and each of its lines is
+quoted with "> ", so that it cannot pose as the judge's own words.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ MAX_QUOTED_LINES = 8
 MAX_LINE_CHARS = 160
 MAX_FEEDBACK_CHARS = 1600
 _ERROR_LINE = re.compile(r"(error\b|undefined reference|multiple definition)", re.IGNORECASE)
+_DIRECTORIES = re.compile(r"(?<![\w.])/(?:[^\s:/]+/)+")
 _CONTROL = re.compile(r"[^\t\x20-\x7e\u00a0-\ud7ff\ue000-\uffff]")
 
 
 def quote(text: str, max_lines: int = MAX_QUOTED_LINES) -> str:
-    """At most `max_lines` lines of `text`, each cut, stripped of control characters and prefixed with "> "."""
+    """At most `max_lines` lines of `text`, each cut, stripped of control characters and prefixed with ">
+    "."""
     lines = [_CONTROL.sub("?", line.rstrip())[:MAX_LINE_CHARS] for line in text.splitlines() if line.strip()]
     left_out = len(lines) - max_lines
     quoted = [f"> {line}" for line in lines[:max_lines]]
@@ -28,8 +30,8 @@ def quote(text: str, max_lines: int = MAX_QUOTED_LINES) -> str:
 
 
 def compiler_errors(log: str) -> str:
-    """The compiler's error lines, or the whole log where none can be told."""
-    lines = log.splitlines()
+    """The compiler's error lines, or the whole log where none can be told; paths are cut to file names."""
+    lines = _DIRECTORIES.sub("", log).splitlines()
     return "\n".join([line for line in lines if _ERROR_LINE.search(line)] or lines)
 
 
@@ -52,7 +54,8 @@ def correct(timing: Timing | None, coverage: float | None, why_untimed: str = ""
     """Feedback for a correct candidate: its speed against each baseline."""
     if timing is None:
         return f"correct; {why_untimed or 'speed was not measured'}"
-    text = f"correct; {_speed(timing.speedup, timing.candidate.median_ms, timing.baselines['eager'].median_ms, 'eager')}"
+    eager_ms = timing.baselines["eager"].median_ms
+    text = f"correct; {_speed(timing.speedup, timing.candidate.median_ms, eager_ms, 'eager')}"
     for name, baseline in timing.baselines.items():
         if name != "eager":
             ratio = baseline.median_ms / timing.candidate.median_ms

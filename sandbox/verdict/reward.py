@@ -11,7 +11,8 @@ def reward(spec: RewardSpec, *, correct: bool, speedup: float | None, coverage: 
     Args:
       spec: weights and the cap of the speedup.
       correct: False makes every part 0.
-      speedup: against eager; None where there is no honest speed (not timed, an interpreter, too little coverage).
+      speedup: against eager; None where there is no honest speed (not timed, an interpreter, too little
+        coverage).
       coverage: share of device time in the candidate's own kernels; None where it was not measured.
     """
     if not correct:

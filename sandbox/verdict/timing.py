@@ -46,7 +46,9 @@ def median_interval(samples: Sequence[float]) -> Interval:
 def span(samples_ms: Sequence[float]) -> Span:
     """Per-call times of blocks as the protocol's `Span`."""
     interval = median_interval(samples_ms)
-    return Span(median_ms=interval.median, low_ms=interval.low, high_ms=interval.high, samples=interval.samples)
+    return Span(
+        median_ms=interval.median, low_ms=interval.low, high_ms=interval.high, samples=interval.samples
+    )
 
 
 def undisturbed(samples: Sequence[float], share: float) -> list[float]:
@@ -58,16 +60,20 @@ def undisturbed(samples: Sequence[float], share: float) -> list[float]:
 
 
 def speedup(candidate_ms: Sequence[float], baseline_ms: Sequence[float]) -> Interval:
-    """Ratio of the medians, baseline over candidate; the interval holds all ratios of the two 95 % intervals."""
+    """Ratio of the medians, baseline over candidate; the interval holds all ratios of the two 95 %
+    intervals."""
     candidate, baseline = median_interval(candidate_ms), median_interval(baseline_ms)
     return Interval(
-        median=baseline.median / candidate.median, low=baseline.low / candidate.high,
-        high=baseline.high / candidate.low, samples=min(candidate.samples, baseline.samples),
-    )  # fmt: skip
+        median=baseline.median / candidate.median,
+        low=baseline.low / candidate.high,
+        high=baseline.high / candidate.low,
+        samples=min(candidate.samples, baseline.samples),
+    )
 
 
 def believed_ms(span_ms: float, wall_ms: float, empty_ms: float) -> tuple[float, bool]:
-    """Time of a block that is believed: the runner's own span, unless the oracle's clock shows that more passed.
+    """Time of a block that is believed: the runner's own span, unless the oracle's clock shows that more
+    passed.
 
     Args:
       span_ms: what the runner claims.

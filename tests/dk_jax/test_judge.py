@@ -268,9 +268,6 @@ def test_a_verdict_is_replayed_for_the_same_question_only(tmp_path, phase, other
     assert len(client.asked) == 2
 
 
-@pytest.mark.xfail(
-    strict=True, reason="a replayed sample does not lend its verdict to the others of the same source"
-)
 def test_samples_of_one_source_share_a_verdict_even_if_a_crash_came_between_them(tmp_path):
     asked, path = requests((A, "x"), (A, "x")), tmp_path / "journal.jsonl"
     make_judge(FakeClient(), Journal(path)).evaluate(asked, phase="p")
@@ -336,7 +333,6 @@ def test_a_half_finished_verification_is_asked_for_whole(tmp_path):
     )
 
 
-@pytest.mark.xfail(strict=True, reason="Journal.put keeps the first verdict, so a replay mixes the two tries")
 def test_a_verification_asked_for_again_is_replayed_as_it_was_answered(tmp_path):
     path = tmp_path / "journal.jsonl"
     _half_finished(path)

@@ -88,7 +88,7 @@ def shrunk(task):
     kinds = {type(stage) for stage in task.spec.stages}
     rows, extents = 5, [1302]
     if kinds & {Linear, Matmul}:
-        rows, extents = 70, [16, 50, 90] if "attention" in task.name else [90, 70, 48]
+        rows, extents = 70, [16, 50, 90] if "attention" in task.name else [300, 70, 48]
     elif kinds & {ColReduce, Transpose}:
         rows, extents = 150, [70]
     names = {}

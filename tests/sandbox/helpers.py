@@ -18,7 +18,7 @@ from sandbox.protocol import Candidate
 
 ROOT = Path(__file__).resolve().parents[2]
 
-ADD_BIAS = '''
+ADD_BIAS = """
 import torch
 import torch.nn as nn
 
@@ -35,7 +35,7 @@ def get_inputs():
 
 def get_init_inputs():
     return [128]
-'''
+"""
 SIGNATURE = 'extern "C" void kernel(const float* x, const float* bias, float* out)'
 GOOD_BODY = "for (long i = 0; i < out_n; ++i) { float v = x[i] + bias[i % bias_n]; out[i] = v > 0 ? v : 0; }"
 
@@ -95,11 +95,26 @@ class Server:
 
 
 @contextmanager
-def running_server(directory: Path, *arguments: str, environment: dict[str, str] | None = None) -> Iterator[Server]:
+def running_server(
+    directory: Path, *arguments: str, environment: dict[str, str] | None = None
+) -> Iterator[Server]:
     """Starts a server, waits until its workers are up, and ends it."""
     socket = directory / "s"
-    command = [sys.executable, "-m", "sandbox", "serve", "--socket", str(socket), "--device", "cpu",
-               "--cache", str(directory / "cache"), "--threads", "2", *arguments]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "sandbox",
+        "serve",
+        "--socket",
+        str(socket),
+        "--device",
+        "cpu",
+        "--cache",
+        str(directory / "cache"),
+        "--threads",
+        "2",
+        *arguments,
+    ]
     process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, **(environment or {})})
     server = Server(process, socket)
     try:

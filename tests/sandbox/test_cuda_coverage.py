@@ -2,10 +2,11 @@
 
 import pytest
 
-from sandbox.jail.device_cuda import physical_index, trace_events
+from sandbox.jail.device_cuda import busy_ms, physical_index, trace_events
+from sandbox.jail.faults import JailReply
 from sandbox.jail.frames import Message
-from sandbox.jail.spawn import JailReply
-from sandbox.oracle.gpu import compile_for, measure_coverage
+from sandbox.oracle.gpu import compile_for, measure_coverage, raise_to_profile
+from sandbox.protocol import Span, Timing
 from sandbox.verdict.coverage import DeviceEvent, OwnKernel, judge_coverage, own_share
 
 
@@ -125,6 +126,7 @@ PROFILE = {
      "block_threads": None, "registers": None},
     ],
     "own": [{"name": "k", "origin": "triton", "block_threads": 128, "registers": 20}],
+    "busy_ms": 3.5,
 }  # fmt: skip
 
 
@@ -140,6 +142,7 @@ def runner_that_replies(header):
 def test_coverage_is_taken_from_a_runners_profile():
     report = measure_coverage(runner_that_replies(PROFILE), slot=0, timeout_s=1)
     assert report.coverage == pytest.approx(0.75)
+    assert report.busy_ms == 3.5
     assert (report.kernels[0].name, report.kernels[0].launches) == ("k", 2)
 
 
@@ -168,3 +171,29 @@ def test_a_malformed_or_missing_compile_report_is_an_unknown():
     assert report.compiles is None and "malformed" in report.summary()
     report = compile_for(runner_that_replies(JailReply("runtime_error", "boom")), 0, 1, "sm_90")
     assert report.summary() == "compiles for sm_90: unknown, no kernel was launched: boom"
+
+
+def timed(median_ms, speedup=2.0):
+    span = Span(median_ms=median_ms, low_ms=0.9 * median_ms, high_ms=1.1 * median_ms, samples=9)
+    bounds = {"speedup_low": 1.8, "speedup_high": 2.2, "noisy": False, "bound_by": "runner span"}
+    return Timing(candidate=span, baselines={"eager": span}, speedup=speedup, **bounds)
+
+
+def test_a_profile_that_fits_the_span_leaves_the_timing_alone():
+    assert raise_to_profile(timed(1.0), busy_ms=1.4) == timed(1.0)
+    assert raise_to_profile(timed(0.002), busy_ms=0.009) == timed(0.002)
+
+
+def test_work_that_the_span_did_not_see_slows_the_candidate_by_what_it_hid():
+    raised = raise_to_profile(timed(0.1), busy_ms=1.0)
+    assert raised.candidate.median_ms == 1.0
+    assert raised.speedup == pytest.approx(0.2)
+    assert raised.bound_by == "profile"
+    assert raised.baselines == timed(0.1).baselines
+
+
+def test_overlapping_streams_are_busy_once():
+    spans = [(0, 10), (5, 10), (30, 5)]
+    events = [{"ph": "X", "cat": "kernel", "name": "k", "ts": ts, "dur": dur} for ts, dur in spans]
+    assert busy_ms({"traceEvents": events}) == pytest.approx(0.020)
+    assert busy_ms({}) == 0.0

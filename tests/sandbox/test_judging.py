@@ -1,4 +1,5 @@
-"""Candidates of every kind get the outcome they deserve, from a real server; hostile ones leave nothing behind."""
+"""Candidates of every kind get the outcome they deserve, from a real server; hostile ones leave nothing
+behind."""
 
 import math
 
@@ -6,7 +7,15 @@ import psutil
 import pytest
 
 from sandbox.protocol import Candidate, Options, TaskSpec
-from tests.sandbox.helpers import ADD_BIAS, GOOD_BODY, SIGNATURE, descendants, eventually, kernel, python_module
+from tests.sandbox.helpers import (
+    ADD_BIAS,
+    GOOD_BODY,
+    SIGNATURE,
+    descendants,
+    eventually,
+    kernel,
+    python_module,
+)
 
 MODULE_HEAD = "import os, sys, time, signal, threading"
 
@@ -47,9 +56,12 @@ def test_a_kernel_that_does_more_work_is_slower(sandbox, task):
         ("out[0] = undeclared;", "build_failed", "kernel.cpp:3"),
         ("helper(x);", "build_failed", "helper"),
         ("", "incorrect", "NaN in 100%"),
-        ("for (long i = 0; i < out_n / 2; ++i) out[i] = x[i] + bias[i % bias_n] > 0 ? x[i] + bias[i % bias_n] : 0;",
-         "incorrect", "NaN in 50%"),
-        ("for (long i = 0; i < out_n; ++i) out[i] = __builtin_nanf(\"\");", "incorrect", "NaN"),
+        (
+            GOOD_BODY.replace("i < out_n", "i < out_n / 2"),
+            "incorrect",
+            "NaN in 50%",
+        ),
+        ('for (long i = 0; i < out_n; ++i) out[i] = __builtin_nanf("");', "incorrect", "NaN"),
         ("for (long i = 0; i < out_n; ++i) out[i] = 0;", "incorrect", "max abs err"),
         (f"float* y = (float*)x; y[0] = 7; {GOOD_BODY}", "incorrect", "differs"),
         (f"{GOOD_BODY} ((float*)x)[5] = 7;", "incorrect", "changes its input 0"),
@@ -63,16 +75,20 @@ def test_a_kernel_that_does_more_work_is_slower(sandbox, task):
         ("kill(getpid(), SIGKILL);", "runtime_error", "SIGKILL"),
         ("close(3);", "runtime_error", ""),
         ("for (int fd = 0; fd < 64; ++fd) close(fd);", "runtime_error", ""),
-        ("write(3, \"garbage garbage garbage garbage\", 31);", "runtime_error", "broke off"),
+        ('write(3, "garbage garbage garbage garbage", 31);', "runtime_error", "broke off"),
         ("for (;;) {}", "timeout", "3 s"),
         ("for (;;) sleep(1);", "timeout", "3 s"),
-        ("std::vector<char*> v; for (;;) { v.push_back(new char[1 << 26]); memset(v.back(), 1, 1 << 26); }",
-         "out_of_memory", "memory"),
+        (
+            "for (;;) { char* more = new char[1 << 26]; memset(more, 1, 1 << 26); }",
+            "out_of_memory",
+            "memory",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_faulty_kernel_gets_its_outcome(sandbox, task, quick, body, outcome, words):
-    before = "".join(f"#include <{name}>\n" for name in
-                     ("stdlib.h", "unistd.h", "signal.h", "string.h", "vector")).rstrip()  # fmt: skip
+    before = "".join(
+        f"#include <{name}>\n" for name in ("stdlib.h", "unistd.h", "signal.h", "string.h", "vector")
+    ).rstrip()
     if outcome == "build_failed":
         before = ""
     result = judge(sandbox, task, kernel(body, before), quick)
@@ -131,7 +147,9 @@ def test_a_module_that_misbehaves_when_called(sandbox, server, task, quick, body
 
     # A warm reference of this task may have been started; everything else must be gone.
     if outcome != "ok":
-        assert eventually(lambda: len({p.pid for p in descendants(server.pid)} - before) <= 1), "processes are left"
+        assert eventually(lambda: len({p.pid for p in descendants(server.pid)} - before) <= 1), (
+            "processes are left"
+        )
 
 
 def test_a_module_that_returns_its_input_is_found_out(sandbox, quick):
@@ -183,7 +201,10 @@ def test_candidate_text_in_feedback_is_quoted_and_bounded(sandbox, task, quick):
         (ADD_BIAS.replace("return torch.relu", "return undefined_name"), "undefined_name"),
         (ADD_BIAS.replace("x + self.bias", "x * float('nan')"), "NaN"),
         (ADD_BIAS.replace("x + self.bias", "x + torch.rand(1)"), "random"),
-        (ADD_BIAS.replace("return torch.relu", "import time; time.sleep(99); return torch.relu"), "longer than 3 s"),
+        (
+            ADD_BIAS.replace("return torch.relu", "import time; time.sleep(99); return torch.relu"),
+            "longer than 3 s",
+        ),
         ("def broken(:", "SyntaxError"),
     ],
 )
@@ -210,18 +231,23 @@ def test_a_task_that_a_trivial_answer_passes_is_not_admitted(sandbox, forward, p
 
 def test_half_precision_tasks_use_their_own_tolerance(sandbox, task, quick):
     half = task.model_copy(update={"dtype": "float16"})
-    body = "for (long i = 0; i < out_n; ++i) { float v = (float)x[i] + (float)bias[i % bias_n]; out[i] = v > 0 ? v : 0; }"
+    body = GOOD_BODY.replace("x[i] + bias[i % bias_n]", "(float)x[i] + (float)bias[i % bias_n]")
     candidate = Candidate(
         source=SIGNATURE.replace("float*", "_Float16*") + "{" + body + "}", language="cpp", form="kernel"
     )
     assert judge(sandbox, half, candidate, quick).outcome == "ok"
-    wrong = judge(sandbox, task.model_copy(update={"atol": 0.0, "rtol": 0.0}), kernel(
-        "for (long i = 0; i < out_n; ++i) { float v = x[i] + bias[i % bias_n] + 1e-6f; out[i] = v > 0 ? v : 0; }"), quick)
+    wrong = judge(
+        sandbox,
+        task.model_copy(update={"atol": 0.0, "rtol": 0.0}),
+        kernel(GOOD_BODY.replace("x[i] +", "1e-6f + x[i] +")),
+        quick,
+    )
     assert wrong.outcome == "incorrect"
 
 
 def test_integers_scalars_and_several_outputs_reach_a_kernel(sandbox, quick):
-    task = TaskSpec(reference='''
+    task = TaskSpec(
+        reference="""
 import torch
 class Model(torch.nn.Module):
     def forward(self, x, index, scale: float, flag):
@@ -230,7 +256,8 @@ def get_inputs():
     return [torch.randn(100), torch.randint(0, 100, (7, 3)), 2.5, True]
 def get_init_inputs():
     return []
-''')  # fmt: skip
+"""
+    )
     source = (
         'extern "C" void kernel(const float* x, const long* index, float* out0, long* out1) {\n'
         "static_assert(index_d0 == 7 && index_d1 == 3 && x_n == 100 && flag);\n"
@@ -238,3 +265,34 @@ def get_init_inputs():
     )
     result = judge(sandbox, task, Candidate(source=source, language="cpp", form="kernel"), quick)
     assert result.outcome == "ok", result.feedback
+
+
+TRITON = """
+import torch, triton, triton.language as tl
+
+@triton.jit
+def add_relu(x, bias, out, n, m, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(x + i, mask=i < n) + tl.load(bias + i % m, mask=i < n)
+    tl.store(out + i, tl.maximum(value, 0.0), mask=i < n)
+
+class ModelNew(torch.nn.Module):
+    def __init__(self, features):
+        super().__init__()
+        self.bias = torch.nn.Parameter(torch.randn(features))
+
+    def forward(self, x):
+        out = torch.empty_like(x)
+        add_relu[(triton.cdiv(x.numel(), 1024),)](x, self.bias, out, x.numel(), self.bias.numel(), BLOCK=1024)
+        return out
+"""
+
+
+def test_triton_on_a_cpu_is_checked_and_not_timed(sandbox, task):
+    options = Options(check_s=30)
+    right = judge(sandbox, task, Candidate(source=TRITON, language="triton"), options)
+    assert (right.outcome, right.stage, right.timing) == ("ok", "correct", None), right.feedback
+    assert right.reward.total == pytest.approx(0.5)
+    assert "interpreter" in right.feedback
+    wrong = Candidate(source=TRITON.replace("0.0)", "0.5)"), language="triton")
+    assert judge(sandbox, task, wrong, options).outcome == "incorrect"

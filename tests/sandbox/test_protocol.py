@@ -5,7 +5,14 @@ import pytest
 from pydantic import ValidationError
 
 from sandbox.client import SandboxClient, SandboxRejected, SandboxUnavailable
-from sandbox.protocol import MAX_SOURCE_BYTES, Candidate, EvaluationRequest, EvaluationResult, Options, TaskSpec
+from sandbox.protocol import (
+    MAX_SOURCE_BYTES,
+    Candidate,
+    EvaluationRequest,
+    EvaluationResult,
+    Options,
+    TaskSpec,
+)
 from tests.sandbox.helpers import ADD_BIAS, GOOD_BODY, kernel
 
 BODY = {
@@ -17,12 +24,16 @@ BODY = {
 
 @pytest.fixture
 def http(server):
-    with httpx.Client(transport=httpx.HTTPTransport(uds=str(server.socket)), base_url="http://sandbox") as client:
+    with httpx.Client(
+        transport=httpx.HTTPTransport(uds=str(server.socket)), base_url="http://sandbox"
+    ) as client:
         yield client
 
 
 def test_requests_survive_json():
-    request = EvaluationRequest(task=TaskSpec(reference="x"), candidates=[kernel(GOOD_BODY)], options=Options())
+    request = EvaluationRequest(
+        task=TaskSpec(reference="x"), candidates=[kernel(GOOD_BODY)], options=Options()
+    )
     assert EvaluationRequest.model_validate_json(request.model_dump_json()) == request
 
 
@@ -46,7 +57,11 @@ def test_a_source_has_a_largest_size():
 @pytest.mark.parametrize(
     ("change", "status", "field"),
     [
-        ({"candidates": [{"source": "x" * (MAX_SOURCE_BYTES + 1), "language": "cpp"}]}, 413, "candidates.0.source"),
+        (
+            {"candidates": [{"source": "x" * (MAX_SOURCE_BYTES + 1), "language": "cpp"}]},
+            413,
+            "candidates.0.source",
+        ),
         ({"task": {"reference": "x" * (MAX_SOURCE_BYTES + 1)}}, 413, "task.reference"),
         ({"candidates": [{"source": "", "language": "cpp"}] * 65}, 413, "candidates"),
         ({"candidates": []}, 422, "candidates"),
@@ -95,9 +110,15 @@ def test_no_server_is_said_at_once_and_how_to_start_one(tmp_path):
 def test_openapi_names_every_call(http):
     paths = http.get("/openapi.json").json()["paths"]
     assert {
-        "/v1/evaluations", "/v1/evaluations/{evaluation_id}", "/v1/evaluations/stream", "/v1/verifications",
-        "/v1/verifications/{verification_id}", "/v1/health", "/v1/metrics", "/v1/capabilities",
-    } <= paths.keys()  # fmt: skip
+        "/v1/evaluations",
+        "/v1/evaluations/{evaluation_id}",
+        "/v1/evaluations/stream",
+        "/v1/verifications",
+        "/v1/verifications/{verification_id}",
+        "/v1/health",
+        "/v1/metrics",
+        "/v1/capabilities",
+    } <= paths.keys()
     assert set(paths["/v1/evaluations/{evaluation_id}"]) == {"get", "delete"}
 
 
@@ -118,7 +139,8 @@ def test_the_published_example_is_correct(sandbox):
     reference = (
         "import torch\nclass Model(torch.nn.Module):\n    "
         + example["forward"]
-        + "\ndef get_inputs(): return [torch.randn(8, 16), torch.randn(16)]\ndef get_init_inputs(): return []\n"
+        + "\ndef get_inputs(): return [torch.randn(8, 16), torch.randn(16)]\n"
+        + "def get_init_inputs(): return []\n"
     )
     candidate = Candidate(source=example["source"], language="cpp", form="kernel")
     [result] = sandbox.evaluate(TaskSpec(reference=reference), [candidate], Options(timing="none"))

@@ -53,7 +53,8 @@ def test_the_async_client_does_the_same(server, task, quick):
     async def work():
         async with AsyncSandboxClient(server.socket, retry_for_s=60) as client:
             first, second = await asyncio.gather(
-                client.evaluate(task, [good("async 1")], quick), client.evaluate(task, [good("async 2")], quick)
+                client.evaluate(task, [good("async 1")], quick),
+                client.evaluate(task, [good("async 2")], quick),
             )
             events = [event async for event in client.stream([first[0].id])]
             return first + second, events, await client.health()
@@ -119,8 +120,11 @@ def test_the_stream_tells_of_every_stage(sandbox, task):
     events = list(sandbox.stream(ids))
     stages = [event.stage for event in events if event.id == ids[0]]
     assert [stage for i, stage in enumerate(stages) if i == 0 or stages[i - 1] != stage][-4:] == [
-        "built", "loaded", "correct", "timed",
-    ]  # fmt: skip
+        "built",
+        "loaded",
+        "correct",
+        "timed",
+    ]
     done = {event.id: event.result for event in events if event.state == "done"}
     assert [done[one].outcome for one in ids] == ["ok", "build_failed"]
 
@@ -164,8 +168,11 @@ def test_a_full_queue_answers_busy_and_a_patient_client_gets_through(short_dir, 
         assert stat.S_IMODE(small.socket.stat().st_mode) == 0o600
         second = subprocess.run(
             [sys.executable, "-m", "sandbox", "serve", "--socket", str(small.socket), "--device", "cpu"],
-            cwd=ROOT, capture_output=True, text=True, timeout=60,
-        )  # fmt: skip
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
         assert second.returncode == 2 and "already listens" in second.stderr
         assert small.stop(signal.SIGTERM) == 0
         assert eventually(lambda: not any(p.is_running() for p in family)), family
@@ -181,7 +188,9 @@ def test_a_killed_server_takes_all_along_and_its_successor_finishes_the_work(sho
 
             def work():
                 results.extend(
-                    client.evaluate(task, candidates, quick, client_key="lost", on_result=lambda *_: finished.set())
+                    client.evaluate(
+                        task, candidates, quick, client_key="lost", on_result=lambda *_: finished.set()
+                    )
                 )
 
             thread = threading.Thread(target=work)
@@ -199,7 +208,9 @@ def test_a_killed_server_takes_all_along_and_its_successor_finishes_the_work(sho
 def test_a_killed_oracle_is_replaced_and_its_work_done_again(server, sandbox, task, quick):
     [one] = sandbox.submit(task, [python_module(SLOW, "# oracle dies")], quick)
     assert eventually(lambda: sandbox.result(one, 0).stage == "loaded")
-    oracles = [p for p in psutil.Process(server.pid).children() if "sandbox.oracle.worker" in " ".join(p.cmdline())]
+    oracles = [
+        p for p in psutil.Process(server.pid).children() if "sandbox.oracle.worker" in " ".join(p.cmdline())
+    ]
     for oracle in oracles:
         os.kill(oracle.pid, signal.SIGKILL)
     result = sandbox.result(one, 60)

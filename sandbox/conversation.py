@@ -1,0 +1,253 @@
+"""What clients say to a server and how they persist, free of any way of doing input and output.
+
+Each method of `Conversation` is a generator: it yields a `Call` to make or a `Pause` to keep, is sent the reply
+(or has a transport error thrown in), and returns its result. `sandbox.client` carries that out, blocking or
+asynchronously.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+import uuid
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import httpx
+from pydantic import BaseModel
+
+from sandbox.protocol import (
+    MAX_CANDIDATES,
+    Candidate,
+    EvaluationRequest,
+    EvaluationResult,
+    EvaluationsAccepted,
+    Options,
+    TaskSpec,
+    VerificationAccepted,
+    VerificationRequest,
+    VerificationResult,
+    VerificationTask,
+)
+
+log = logging.getLogger("sandbox.client")
+T = TypeVar("T")
+OnResult = Callable[[int, EvaluationResult], None]
+LONG_POLL_S = 30.0
+LOG_EVERY_S = 15.0
+
+
+class SandboxUnavailable(RuntimeError):
+    """No server answers on the socket, or it lost the evaluation and retrying was not allowed."""
+
+
+class SandboxBusy(RuntimeError):
+    """The queue is full (429) or the server is not ready (503); `retry_after_s` is its own estimate."""
+
+    def __init__(self, message: str, retry_after_s: float):
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class SandboxRejected(RuntimeError):
+    """The request itself is wrong; `field` names what, `hint` says what to do. Never retried."""
+
+    def __init__(self, message: str, *, status: int, field: str | None = None, hint: str | None = None):
+        where = f" (field {field})" if field else ""
+        super().__init__(f"{message}{where}" + (f": {hint}" if hint else ""))
+        self.status, self.field, self.hint = status, field, hint
+
+
+@dataclass(frozen=True)
+class Call:
+    method: str
+    path: str
+    body: str | None = None
+    params: dict[str, Any] | None = None
+    read_s: float = 30.0
+
+
+@dataclass(frozen=True)
+class Pause:
+    seconds: float
+
+
+Steps = Generator[Call | Pause, Any, T]
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """The conversation with a server, free of any way of doing input and output."""
+
+    socket: str
+    timeout_s: float
+    retry_for_s: float
+
+    def request(self, call: Call) -> Steps[httpx.Response]:
+        give_up = time.monotonic() + self.retry_for_s
+        attempt, logged = 0, -LOG_EVERY_S
+        while True:
+            error: RuntimeError
+            pause_s = min(0.1 * 2**attempt, 5.0)
+            try:
+                response = yield call
+            except httpx.TransportError as problem:
+                error = SandboxUnavailable(
+                    f"no sandbox answers on {self.socket} ({type(problem).__name__}: {problem}); "
+                    f"start one with: python -m sandbox serve --socket {self.socket}"
+                )
+            else:
+                if response.status_code < 400:
+                    return response
+                details = error_details(response)
+                if response.status_code not in (429, 502, 503, 504):
+                    raise SandboxRejected(
+                        details.get("error", response.text[:200]),
+                        status=response.status_code,
+                        field=details.get("field"),
+                        hint=details.get("hint"),
+                    )
+                pause_s = _retry_after_s(response, pause_s)
+                error = SandboxBusy(f"sandbox on {self.socket} is busy: {details.get('error', '')}", pause_s)
+            if time.monotonic() + pause_s > give_up:
+                raise error
+            if time.monotonic() - logged >= LOG_EVERY_S:
+                logged = time.monotonic()
+                log.warning("%s; retrying for up to %.0f s more", error, give_up - logged)
+            attempt += 1
+            yield Pause(pause_s * random.uniform(0.8, 1.2))
+
+    def get(self, path: str, model: type[T], params: dict | None = None, read_s: float = 0.0) -> Steps[T]:
+        response = yield from self.request(Call("GET", path, params=params, read_s=read_s + self.timeout_s))
+        return model.model_validate_json(response.content)
+
+    def post(self, path: str, body: BaseModel, model: type[T]) -> Steps[T]:
+        call = Call("POST", path, body=body.model_dump_json(), read_s=self.timeout_s)
+        response = yield from self.request(call)
+        return model.model_validate_json(response.content)
+
+    def text(self, path: str) -> Steps[str]:
+        response = yield from self.request(Call("GET", path, read_s=self.timeout_s))
+        return response.text
+
+    def submit(self, request: EvaluationRequest) -> Steps[list[str]]:
+        accepted = yield from self.post("/v1/evaluations", request, EvaluationsAccepted)
+        return accepted.ids
+
+    def result(self, evaluation_id: str, wait_s: float) -> Steps[EvaluationResult]:
+        path = f"/v1/evaluations/{evaluation_id}"
+        return (yield from self.get(path, EvaluationResult, {"wait_s": wait_s}, read_s=wait_s))
+
+    def cancel(self, evaluation_id: str) -> Steps[EvaluationResult]:
+        response = yield from self.request(
+            Call("DELETE", f"/v1/evaluations/{evaluation_id}", read_s=self.timeout_s)
+        )
+        return EvaluationResult.model_validate_json(response.content)
+
+    def evaluate(
+        self,
+        task: TaskSpec,
+        candidates: Sequence[Candidate],
+        options: Options | None,
+        client_key: str | None,
+        on_result: OnResult | None,
+    ) -> Steps[list[EvaluationResult]]:
+        key = client_key or uuid.uuid4().hex
+        batches = []
+        for start in range(0, len(candidates), MAX_CANDIDATES):
+            request = EvaluationRequest(
+                client_key=key if start == 0 else f"{key}/{start}",
+                task=task,
+                candidates=list(candidates[start : start + MAX_CANDIDATES]),
+                options=options or Options(),
+            )
+            ids = yield from self.submit(request)
+            batches.append((start, request, ids))
+        results: list[EvaluationResult] = []
+        for start, request, ids in batches:
+            finished = 0
+            while finished < len(ids):
+                try:
+                    result = yield from self.result(ids[finished], LONG_POLL_S)
+                except SandboxRejected as error:
+                    ids = yield from self._resubmit(request, ids, finished, error)
+                    continue
+                if result.state == "done":
+                    if on_result:
+                        on_result(start + finished, result)
+                    results.append(result)
+                    finished += 1
+        return results
+
+    def _resubmit(
+        self, request: EvaluationRequest, ids: list[str], finished: int, error: SandboxRejected
+    ) -> Steps[list[str]]:
+        """A new server does not know our ids: same key, same body; what we already have is not judged
+        again."""
+        if error.status != 404:
+            raise error
+        if self.retry_for_s <= 0:
+            raise SandboxUnavailable(
+                f"the sandbox on {self.socket} was restarted and lost {ids[finished]}"
+            ) from error
+        log.warning(
+            "the sandbox on %s was restarted; submitting %d unfinished candidates again",
+            self.socket,
+            len(ids) - finished,
+        )
+        fresh_ids = yield from self.submit(request)
+        for known_id in fresh_ids[:finished]:
+            yield from self.cancel(known_id)
+        return fresh_ids
+
+    def verify(
+        self, arms: Sequence[VerificationTask], options: Options | None, client_key: str | None
+    ) -> Steps[VerificationResult]:
+        request = VerificationRequest(
+            client_key=client_key or uuid.uuid4().hex, arms=list(arms), options=options or Options()
+        )
+        accepted = yield from self.post("/v1/verifications", request, VerificationAccepted)
+        while True:
+            path = f"/v1/verifications/{accepted.id}"
+            try:
+                result = yield from self.get(
+                    path, VerificationResult, {"wait_s": LONG_POLL_S}, read_s=LONG_POLL_S
+                )
+            except SandboxRejected as error:
+                if error.status != 404 or self.retry_for_s <= 0:
+                    raise
+                accepted = yield from self.post("/v1/verifications", request, VerificationAccepted)
+                continue
+            if result.state == "done":
+                return result
+
+    def admission(self, task: TaskSpec) -> Steps[str]:
+        # The task is examined before anything is built, so a source that cannot build costs next to nothing.
+        probe = Candidate(source="#error admission only\n", language="cpp", form="kernel")
+        if task.device != "cpu":
+            probe = Candidate(source="raise SystemExit('admission only')\n", language="triton")
+        results = yield from self.evaluate(task, [probe], Options(admit=True, timing="none"), None, None)
+        if results[0].outcome == "infra_error":
+            raise SandboxUnavailable(f"the task could not be examined: {results[0].feedback}")
+        return results[0].feedback if results[0].outcome == "task_rejected" else ""
+
+
+def error_details(response: httpx.Response) -> dict[str, Any]:
+    try:
+        details = response.json()
+    except ValueError:
+        return {}
+    return details if isinstance(details, dict) else {}
+
+
+def _retry_after_s(response: httpx.Response, default_s: float) -> float:
+    try:
+        return min(max(float(response.headers["retry-after"]), 0.05), 60.0)
+    except (KeyError, ValueError):
+        return default_s
+
+
+def stream_parameters(ids: Sequence[str]) -> dict[str, str]:
+    return {"ids": ",".join(ids)}

@@ -1,0 +1,41 @@
+"""Bounded reading of what a jailed process prints."""
+
+from __future__ import annotations
+
+import os
+
+CAPTURE_BYTES = 16 * 1024
+
+
+class Capture:
+    """The first and last kilobytes of what a process prints; the rest is read and thrown away."""
+
+    def __init__(self, fd: int):
+        os.set_blocking(fd, False)
+        self.fd: int | None = fd
+        self._head, self._tail, self._skipped = b"", b"", 0
+
+    def drain(self) -> None:
+        """Reads what is there now; closes at the end of the stream."""
+        while self.fd is not None:
+            try:
+                data = os.read(self.fd, 65536)
+            except BlockingIOError:
+                return
+            if not data:
+                self.close()
+                return
+            room = CAPTURE_BYTES - len(self._head)
+            self._head += data[:room]
+            joined = self._tail + data[room:]
+            self._skipped += max(0, len(joined) - CAPTURE_BYTES)
+            self._tail = joined[-CAPTURE_BYTES:]
+
+    def text(self) -> str:
+        gap = f"\n... {self._skipped} bytes left out ...\n".encode() if self._skipped else b""
+        return (self._head + gap + self._tail).decode("utf-8", "replace")
+
+    def close(self) -> None:
+        if self.fd is not None:
+            os.close(self.fd)
+            self.fd = None

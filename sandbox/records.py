@@ -1,0 +1,61 @@
+"""An evaluation as the broker knows it, and the errors of asking for one."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from sandbox.protocol import EvaluationResult, StageEvent
+
+
+class QueueFull(RuntimeError):
+    """No room for the request; try again after `retry_after_s`."""
+
+    def __init__(self, message: str, retry_after_s: float):
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class KeyConflict(RuntimeError):
+    """The client key was used before with another body."""
+
+
+class UnknownId(KeyError):
+    """No such evaluation or verification (any more)."""
+
+
+@dataclass(eq=False)
+class Record:
+    """One evaluation as the broker knows it."""
+
+    id: str
+    content: str
+    job: dict[str, Any] | None
+    result: EvaluationResult
+    created_s: float
+    attempts: int = 0
+    cancelled: bool = False
+    followers: list[Record] = field(default_factory=list)
+    listeners: list[asyncio.Queue] = field(default_factory=list)
+    done: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+def digest(*parts: Any) -> str:
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def copy_verdict(verdict: EvaluationResult, record: Record) -> EvaluationResult:
+    return verdict.model_copy(update={"id": record.id, "cached": True, "attempts": 0})
+
+
+def event(record: Record) -> StageEvent:
+    result = record.result
+    return StageEvent(
+        id=record.id,
+        state=result.state,
+        stage=result.stage,
+        result=result if result.state == "done" else None,
+    )

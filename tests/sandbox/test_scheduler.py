@@ -1,0 +1,199 @@
+"""The scheduler against oracles that do as the test says: order, retries, the cache of verdicts, bounds."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from sandbox import scheduler as scheduler_module
+from sandbox.protocol import EvaluationResult, Options, TaskSpec, VerificationRequest, VerificationTask
+from sandbox.records import KeyConflict, QueueFull, UnknownId
+from sandbox.scheduler import Scheduler
+from sandbox.workers import WorkerSettings
+from tests.sandbox.helpers import kernel
+
+TASK = TaskSpec(reference="none")
+OPTIONS = Options(timing="none")
+
+
+class FakeWorker:
+    """Takes one evaluation; the test answers for it."""
+
+    instances: list["FakeWorker"] = []
+
+    def __init__(self, number, settings, gates, *, on_message, on_free, on_lost):
+        self.number, self.ready, self.job_id, self.last_error = number, True, None, ""
+        self._on_message, self._on_free, self._on_lost = on_message, on_free, on_lost
+        self.taken, self.cancelled, self.killed = [], 0, False
+        FakeWorker.instances.append(self)
+
+    def evaluate(self, job_id, job):
+        self.job_id = job_id
+        self.taken.append(job["candidate"]["source"].strip())
+
+    def answer(self, outcome="ok", feedback=""):
+        job_id = self.job_id
+        result = None
+        if outcome != "cancelled":
+            result = EvaluationResult(
+                id=job_id, state="done", outcome=outcome, feedback=feedback
+            ).model_dump()
+        self._on_message(self, {"op": "result", "id": job_id, "result": result})
+        self.job_id = None
+        self._on_free(self)
+
+    def die(self):
+        self._on_lost(self, "it died")
+        self._on_free(self)
+
+    def cancel(self):
+        self.cancelled += 1
+
+    def kill(self):
+        self.killed = True
+
+    async def close(self):
+        pass
+
+
+def named(name):
+    return kernel(name).model_copy(update={"source": name})
+
+
+def scenario(test, *, max_queue=100):
+    """Runs an async test with a scheduler that has one fake worker."""
+
+    async def run():
+        FakeWorker.instances.clear()
+        settings = WorkerSettings(scratch=Path("."), cache=Path("."), threads=1)
+        scheduler = Scheduler(settings, workers=1, max_queue=max_queue, cores=1)
+        await scheduler.start()
+        try:
+            await test(scheduler, FakeWorker.instances[0])
+        finally:
+            await scheduler.close()
+
+    asyncio.run(run())
+
+
+@pytest.fixture(autouse=True)
+def fake_workers(monkeypatch):
+    monkeypatch.setattr(scheduler_module, "Worker", FakeWorker)
+
+
+def submit(scheduler, *names, key=None):
+    return scheduler.submit(TASK, [named(name) for name in names], OPTIONS, key)
+
+
+def test_a_fault_of_the_judge_is_retried_twice_and_never_remembered():
+    async def test(scheduler, worker):
+        [one] = submit(scheduler, "a")
+        worker.answer("infra_error", "disk full")
+        worker.die()
+        assert (await scheduler.wait(one, 0)).state == "running"
+        worker.answer("infra_error", "disk full")
+        result = await scheduler.wait(one, 0)
+        assert (result.outcome, result.attempts, result.reward.total) == ("infra_error", 3, 0)
+        [again] = submit(scheduler, "a")
+        worker.answer("ok")
+        assert (await scheduler.wait(again, 0)).outcome == "ok"
+        assert worker.taken == ["a"] * 4
+        assert "sandbox_retries_total 2" in scheduler.metrics_text()
+
+    scenario(test)
+
+
+def test_control_and_treated_take_turns():
+    async def test(scheduler, worker):
+        arm = VerificationTask(
+            task=TASK, control=[named("c0"), named("c1")], treated=[named("t0"), named("t1"), named("t2")]
+        )
+        verification = scheduler.submit_verification(VerificationRequest(arms=[arm], options=OPTIONS))
+        for _ in range(5):
+            worker.answer()
+        assert worker.taken == ["c0", "t0", "c1", "t1", "t2"]
+        result = await scheduler.wait_verification(verification, 0)
+        assert (result.state, len(result.arms[0].control), len(result.arms[0].treated)) == ("done", 2, 3)
+
+    scenario(test)
+
+
+def test_followers_share_the_verdict_and_one_inherits_a_cancelled_leader():
+    async def test(scheduler, worker):
+        submit(scheduler, "first")
+        leader, follower = submit(scheduler, "same", "same")
+        assert scheduler.cancel(leader).outcome == "cancelled"
+        worker.answer()
+        worker.answer("incorrect")
+        assert (await scheduler.wait(follower, 0)).outcome == "incorrect"
+        assert worker.taken == ["first", "same"]
+
+    scenario(test)
+
+
+def test_a_running_evaluation_that_others_wait_for_goes_on_when_cancelled():
+    async def test(scheduler, worker):
+        leader, follower = submit(scheduler, "same", "same")
+        assert scheduler.cancel(leader).outcome == "cancelled"
+        assert worker.cancelled == 0
+        worker.answer()
+        assert (await scheduler.wait(leader, 0)).outcome == "cancelled"
+        assert (await scheduler.wait(follower, 0)).outcome == "ok"
+
+    scenario(test)
+
+
+def test_a_cancelled_evaluation_is_not_remembered():
+    async def test(scheduler, worker):
+        [one] = submit(scheduler, "a")
+        assert scheduler.cancel(one).state == "running"
+        assert worker.cancelled == 1
+        worker.answer("cancelled")
+        assert (await scheduler.wait(one, 0)).outcome == "cancelled"
+        [again] = submit(scheduler, "a")
+        worker.answer()
+        assert not (await scheduler.wait(again, 0)).cached
+
+    scenario(test)
+
+
+def test_the_queue_takes_all_or_nothing():
+    async def test(scheduler, worker):
+        submit(scheduler, "runs")
+        submit(scheduler, "waits 1")
+        with pytest.raises(QueueFull):
+            submit(scheduler, "waits 2", "waits 3")
+        submit(scheduler, "waits 2")
+        assert scheduler.queue.waiting == 2
+
+    scenario(test, max_queue=2)
+
+
+def test_keys_and_ids_are_checked():
+    async def test(scheduler, worker):
+        ids = submit(scheduler, "a", key="k")
+        assert submit(scheduler, "a", key="k") == ids
+        with pytest.raises(KeyConflict):
+            submit(scheduler, "b", key="k")
+        with pytest.raises(UnknownId):
+            await scheduler.wait("nobody", 0)
+
+    scenario(test)
+
+
+def test_what_is_kept_is_bounded(monkeypatch):
+    monkeypatch.setattr(scheduler_module, "CACHED_VERDICTS", 3)
+    monkeypatch.setattr(scheduler_module, "KEPT_RECORDS", 4)
+
+    async def test(scheduler, worker):
+        first = submit(scheduler, "0", key="k")
+        worker.answer()
+        for number in range(1, 9):
+            submit(scheduler, str(number))
+            worker.answer()
+        with pytest.raises(UnknownId):
+            await scheduler.wait(first[0], 0)
+        assert submit(scheduler, "0", key="k") != first, "a key whose ids are gone starts anew"
+        assert worker.taken[-1] == "0"
+
+    scenario(test)
