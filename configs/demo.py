@@ -32,7 +32,7 @@ def get_config() -> ConfigDict:
     c.seed = 0
     c.style = "compact"  # prompts: "compact" for small models from scratch, "chat" for instruction-tuned ones
 
-    c.tasks = ConfigDict(dict(source="builtin", directory="", size="cpu", levels=(1, 2), generated=150))
+    c.tasks = ConfigDict(dict(source="builtin", directory="", size="cpu", levels=(1, 2), generated=120))
 
     c.model = ConfigDict(
         dict(
@@ -78,9 +78,9 @@ def get_config() -> ConfigDict:
     c.learner = ConfigDict(dict(memory_fraction=0.0))
     c.reward = ConfigDict(dict(w_correct=0.5, w_speed=0.5, w_coverage=0.0, speedup_cap=6.0))
 
-    c.corpus = ConfigDict(dict(variants_per_task=5, wrong_share=0.15, samples_per_task=8))
+    c.corpus = ConfigDict(dict(variants_per_task=4, wrong_share=0.15, samples_per_task=8))
     c.sft = ConfigDict(
-        dict(steps=400, batch=24, lr=2e-3, warmup=20, weight_decay=0.01, max_tokens=640, clip_norm=1.0, microbatch=12, checkpoint_every=50)
+        dict(steps=350, batch=16, lr=2e-3, warmup=20, weight_decay=0.01, max_tokens=640, clip_norm=1.0, microbatch=8, checkpoint_every=50)
     )
 
     c.rollout = ConfigDict(
@@ -103,8 +103,8 @@ def get_config() -> ConfigDict:
     )
     c.rl = ConfigDict(
         dict(
-            steps=40,
-            lr=2e-4,
+            steps=30,
+            lr=3e-4,
             warmup=2,
             weight_decay=0.0,
             clip_norm=1.0,

@@ -13,10 +13,11 @@ from configs.demo import get_config as demo
 def get_config() -> ConfigDict:
     c = demo()
     c.style = "chat"
-    c.tasks = ConfigDict(dict(source="builtin", directory="", size="gpu", levels=(1, 2, 3), generated=60))
+    c.tasks = ConfigDict(dict(source="builtin", directory="", size="gpu", levels=(1, 2, 3), generated=20))
     c.model = ConfigDict(
         dict(
             init="smollm2",
+            source="",  # a .gguf file; "" finds the one in the installed package
             train="lora",
             compute_dtype="bfloat16",
             head_rank=8,
@@ -41,7 +42,7 @@ def get_config() -> ConfigDict:
     c.sft.update(dict(steps=150, batch=16, microbatch=8, lr=5e-4, warmup=10, max_tokens=3072, checkpoint_every=150))
     c.rollout.update(
         dict(
-            tasks=8,
+            tasks=4,
             selections=2,
             rollouts=2,
             turns=2,
@@ -57,5 +58,5 @@ def get_config() -> ConfigDict:
     c.rl.update(dict(steps=12, lr=1e-4, microbatch=8, loss_scale=1000.0, checkpoint_every=4))
     c.rl.profiling_low = 0.3
     c.skills.update(dict(max_triggers=2, max_verifications=2, pairs_per_look=2, looks=2))
-    c.evaluation.update(dict(samples=2, turns=2, max_tasks=24))
+    c.evaluation.update(dict(samples=2, turns=2, max_tasks=16))
     return c

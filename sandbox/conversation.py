@@ -1,8 +1,8 @@
 """What clients say to a server and how they persist, free of any way of doing input and output.
 
-Each method of `Conversation` is a generator: it yields a `Call` to make or a `Pause` to keep, is sent the reply
-(or has a transport error thrown in), and returns its result. `sandbox.client` carries that out, blocking or
-asynchronously.
+Each method of `Conversation` is a generator: it yields a `Call` to make or a `Pause` to keep, is sent the
+reply (or has a transport error thrown in), and returns its result. `sandbox.client` carries that out,
+blocking or asynchronously.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Conversation:
         attempt, logged = 0, -LOG_EVERY_S
         while True:
             error: RuntimeError
-            pause_s = min(0.1 * 2**attempt, 5.0)
+            pause_s = min(0.1 * 2 ** min(attempt, 6), 5.0)
             try:
                 response = yield call
             except httpx.TransportError as problem:
@@ -102,15 +102,19 @@ class Conversation:
                 if response.status_code < 400:
                     return response
                 details = error_details(response)
-                if response.status_code not in (429, 502, 503, 504):
+                said = details.get("error", response.text[:200])
+                if response.status_code == 500:
+                    error = SandboxUnavailable(f"the sandbox on {self.socket} failed: {said}")
+                elif response.status_code in (429, 502, 503, 504):
+                    pause_s = _retry_after_s(response, pause_s)
+                    error = SandboxBusy(f"the sandbox on {self.socket} is busy: {said}", pause_s)
+                else:
                     raise SandboxRejected(
-                        details.get("error", response.text[:200]),
+                        said,
                         status=response.status_code,
                         field=details.get("field"),
                         hint=details.get("hint"),
                     )
-                pause_s = _retry_after_s(response, pause_s)
-                error = SandboxBusy(f"sandbox on {self.socket} is busy: {details.get('error', '')}", pause_s)
             if time.monotonic() + pause_s > give_up:
                 raise error
             if time.monotonic() - logged >= LOG_EVERY_S:

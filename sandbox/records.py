@@ -23,6 +23,10 @@ class KeyConflict(RuntimeError):
     """The client key was used before with another body."""
 
 
+class ShuttingDown(RuntimeError):
+    """The server is about to end; what waits here must be asked of its successor."""
+
+
 class UnknownId(KeyError):
     """No such evaluation or verification (any more)."""
 

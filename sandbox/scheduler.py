@@ -22,7 +22,16 @@ from sandbox.protocol import (
     VerificationRequest,
     VerificationResult,
 )
-from sandbox.records import KeyConflict, QueueFull, Record, UnknownId, copy_verdict, digest, event
+from sandbox.records import (
+    KeyConflict,
+    QueueFull,
+    Record,
+    ShuttingDown,
+    UnknownId,
+    copy_verdict,
+    digest,
+    event,
+)
 from sandbox.workers import Gates, Worker, WorkerSettings
 
 log = logging.getLogger("sandbox.scheduler")
@@ -56,6 +65,7 @@ class Scheduler:
         self._keys: OrderedDict[str, tuple[str, Any]] = OrderedDict()
         self._verifications: OrderedDict[str, list[tuple[list[str], list[str]]]] = OrderedDict()
         self._watchdog: asyncio.Task | None = None
+        self._closing = asyncio.Event()
 
     async def start(self) -> None:
         """Starts the oracle processes; returns before they are ready."""
@@ -71,6 +81,10 @@ class Scheduler:
                 )
             )
         self._watchdog = asyncio.create_task(self._watch())
+
+    def begin_close(self) -> None:
+        """Sends away all who wait for a result, so that they can turn to a successor."""
+        self._closing.set()
 
     async def close(self) -> None:
         """Ends everything that runs."""
@@ -125,13 +139,17 @@ class Scheduler:
         return verification_id
 
     async def wait(self, evaluation_id: str, wait_s: float) -> EvaluationResult:
-        """The result as it is once done, or after `wait_s` seconds. Raises UnknownId."""
+        """The result as it is once done, or after `wait_s` seconds. Raises UnknownId, ShuttingDown."""
         record = self._record(evaluation_id)
         if wait_s > 0 and not record.done.is_set():
+            events = [asyncio.create_task(one.wait()) for one in (record.done, self._closing)]
             try:
-                await asyncio.wait_for(record.done.wait(), wait_s)
-            except TimeoutError:
-                pass
+                await asyncio.wait(events, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for waiting in events:
+                    waiting.cancel()
+            if self._closing.is_set() and not record.done.is_set():
+                raise ShuttingDown("the server is ending")
         return record.result
 
     async def wait_verification(self, verification_id: str, wait_s: float) -> VerificationResult:

@@ -38,7 +38,7 @@ from sandbox.protocol import (
     VerificationRequest,
     VerificationResult,
 )
-from sandbox.records import KeyConflict, QueueFull, UnknownId
+from sandbox.records import KeyConflict, QueueFull, ShuttingDown, UnknownId
 from sandbox.scheduler import Scheduler
 from sandbox.settings import Settings, capabilities, make_scratch
 from sandbox.workers import WorkerSettings
@@ -193,12 +193,20 @@ def serve(settings: Settings, socket_path: Path, *, log_level: str = "info") -> 
             timeout_keep_alive=75,
         )
         log.info("sandbox serves %s on %s", ", ".join(settings.devices), socket_path)
-        uvicorn.Server(config).run(sockets=[listener])
+        _Server(config).run(sockets=[listener])
     finally:
         listener.close()
         socket_path.unlink(missing_ok=True)
         if scratch is not None:
             shutil.rmtree(scratch, ignore_errors=True)
+
+
+class _Server(uvicorn.Server):
+    """Sends long polls away as soon as it is told to end; uvicorn would break them off with an error."""
+
+    async def main_loop(self) -> None:
+        await super().main_loop()
+        self.config.app.state.scheduler.begin_close()
 
 
 def _leave(*_: object) -> None:
@@ -305,6 +313,10 @@ def _handle_errors(app: FastAPI) -> None:
     @app.exception_handler(QueueFull)
     async def full(_: Request, error: QueueFull) -> JSONResponse:
         return _answer(app, _Refused(429, str(error), retry=error.retry_after_s))
+
+    @app.exception_handler(ShuttingDown)
+    async def ending(_: Request, error: ShuttingDown) -> JSONResponse:
+        return _answer(app, _Refused(503, str(error), retry=1.0))
 
     @app.exception_handler(KeyConflict)
     async def conflict(_: Request, error: KeyConflict) -> JSONResponse:

@@ -26,11 +26,15 @@ def _replace(old: str, new: str, count: int = 0) -> Mistake:
 
 
 def _drop_statement(which: int) -> Mistake:
-    """Leave out the first or the last statement on the running value."""
+    """Leave out the first or the last statement on the running value, in every loop that has it."""
 
     def mistake(source: str) -> str:
-        found = list(_STATEMENT.finditer(source))
-        return source[: found[which].start()] + source[found[which].end() :] if found else source
+        found = [match.group() for match in _STATEMENT.finditer(source)]
+        return (
+            re.sub(f"^ +{re.escape(found[which].lstrip())}", "", source, flags=re.MULTILINE)
+            if found
+            else source
+        )
 
     return mistake
 
@@ -41,8 +45,8 @@ _WRONG: tuple[Mistake, ...] = (
     _drop_statement(-1),
     _replace(r"(v = v [-+*] )(\d+)\.(\d+)$", r"\g<1>1\2.\3"),
     _replace(r"^( +)for start in range\(0, (\w+), (\w+)\):", r"\1for start in range(\3, \2, \3):"),
-    _replace(r"v = v \+ (\w+)$", r"v = v - \1", 1),
-    _replace(r"v = v \* ([a-z]\w*)$", r"v = v + \1", 1),
+    _replace(r"v = v \+ (\w+)$", r"v = v - \1"),
+    _replace(r"v = v \* ([a-z]\w*)$", r"v = v + \1"),
     _replace(r"i % cols", "i // cols % cols"),
     _replace(r"\bv = tl\.max\(", "v = tl.min("),
     _replace(r"acc = tl\.maximum\(acc", "acc = tl.minimum(acc"),

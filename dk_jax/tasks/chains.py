@@ -1,7 +1,7 @@
 """Random chains of elementwise stages, grown one at a time while the range of the values is tracked.
 
-The range, from about the least to about the greatest of many values, decides what may come next. So no stage is
-without effect (a ReLU of a square), none overflows, and results differ from zero and from a constant.
+The range, from about the least to about the greatest of many values, decides what may come next. So no
+stage is without effect (a ReLU of a square), none overflows, and results differ from zero and a constant.
 """
 
 from __future__ import annotations

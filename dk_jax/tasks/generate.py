@@ -40,13 +40,15 @@ _KIND_WEIGHTS = {
     "scan": 3,
     "block": 4,
 }
-_SIZES: dict[
-    str, tuple[tuple[int, ...], tuple[int, ...], int, int]
-] = {  # rows, columns, elements from and to
+# rows, columns, and the least and the greatest number of elements
+_SIZES: dict[str, tuple[tuple[int, ...], tuple[int, ...], int, int]] = {
     "cpu": ((128, 256, 512, 1024, 2048), (256, 512, 1024, 2048), 1 << 18, 1 << 20),
     "gpu": ((1024, 2048, 4096, 8192), (1024, 2048, 4096), 1 << 22, 1 << 24),
 }
 _WIDTHS = {"cpu": (16, 32, 64, 128), "gpu": (256, 512, 1024)}
+_NORMS = ("softmax", "layer_norm", "rms_norm") * 2 + (
+    "log_softmax", "l2_normalize", "l1_normalize", "center", "max_shift"
+)  # fmt: skip
 _ACTIVATIONS = ("relu", "silu", "gelu", "tanh", "sigmoid", "leaky_relu")
 
 
@@ -138,25 +140,13 @@ def _flat(chain: Chain) -> bool:
 def _grow_norm(rng: random.Random, size: Size) -> OpSpec:
     chain = Chain(rng)
     chain.grow(rng.choice((0, 0, 1, 1, 2, 3)))
-    fn = rng.choice(
-        (
-            "softmax",
-            "softmax",
-            "log_softmax",
-            "layer_norm",
-            "layer_norm",
-            "rms_norm",
-            "rms_norm",
-            "l2_normalize",
-        )
-        + ("l1_normalize", "center", "max_shift")
-    )
+    fn = rng.choice(_NORMS)
     if fn in ("softmax", "log_softmax") and chain.bound > 30.0:
         fn = "rms_norm"
     signed, span = chain.low < 0, chain.high - chain.low
     low, high = {
         "softmax": (0.0, 1.0),
-        "log_softmax": (-span - 7.0, 0.0),
+        "log_softmax": (-7.6 - span, -5.5 + span),
         "layer_norm": (-6.0, 6.0),
         "center": (-span, span),
         "max_shift": (-span, 0.0),

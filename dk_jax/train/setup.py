@@ -111,7 +111,7 @@ def make_codec(cfg: ConfigDict, workdir: Path, texts: Callable[[], Sequence[str]
     elif cfg.codec.kind == "model" and cfg.model.init == "smollm2":
         from dk_jax.interop.smollm2 import load
 
-        codec = load()[2]
+        codec = load(cfg.model.source or None)[2]
     else:
         raise ConfigError(f"codec.kind={cfg.codec.kind!r} with model.init={cfg.model.init!r}: use 'train', or 'model' with 'smollm2'")
     directory.mkdir(parents=True, exist_ok=True)
@@ -148,6 +148,7 @@ def make_model(cfg: ConfigDict, codec: Codec) -> Model:
         from dk_jax.interop.smollm2 import load
 
         config, params, _ = load(
+            m.source or None,
             compute_dtype=m.compute_dtype,
             head_rank=m.head_rank,
             lora_rank=m.lora_rank,

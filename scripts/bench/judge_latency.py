@@ -131,7 +131,7 @@ def main() -> None:
     )
     parser.add_argument("--repeats", type=int, default=6, help="timings of one kernel, for (3)")
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--rows", type=int, default=4096, help="inputs are rows x 4096 numbers of 4 bytes")
+    parser.add_argument("--rows", type=int, default=2048, help="inputs are rows x 4096 numbers of 4 bytes")
     parser.add_argument("--out", type=Path, required=True, help="JSON file to write")
     arguments = parser.parse_args()
     task = TaskSpec(reference=TASK.format(rows=arguments.rows), name="multiply_add", device=arguments.device)

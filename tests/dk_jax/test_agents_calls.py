@@ -4,7 +4,7 @@ import dataclasses
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dk_jax.agents import selection, summary
@@ -12,6 +12,8 @@ from dk_jax.agents.text import TaskView
 from dk_jax.skills.record import SkillDraft
 
 STYLES = ("chat", "compact")
+# A busy machine must not fail a test of what text means.
+SLOW = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 TASK = TaskView(
     name="softmax_rows",
     level=1,
@@ -73,7 +75,7 @@ JUNK = st.one_of(
 
 
 @pytest.mark.parametrize("style", STYLES)
-@settings(max_examples=60, deadline=None)
+@SLOW
 @given(
     names=st.lists(NAME, max_size=3, unique=True), think=st.text(st.characters(codec="utf-8"), max_size=20)
 )
@@ -169,7 +171,7 @@ def test_the_retrieval_query_holds_name_and_computation():
 
 
 @pytest.mark.parametrize("style", STYLES)
-@settings(max_examples=80, deadline=None)
+@SLOW
 @given(drafts=st.lists(DRAFT, max_size=2, unique_by=lambda d: d.name))
 def test_skills_are_read_back(style, drafts):
     notes = summary.parse(summary.format(drafts, style=style, think="t"), style=style)
@@ -179,7 +181,7 @@ def test_skills_are_read_back(style, drafts):
 
 
 @pytest.mark.parametrize("style", STYLES)
-@settings(max_examples=150, deadline=None)
+@SLOW
 @given(junk=JUNK, wrap=st.booleans())
 def test_no_message_makes_a_parser_raise(style, junk, wrap):
     text = chat_call('{"name": "add_skills", "arguments": ' + junk + "}") if wrap else junk

@@ -4,7 +4,7 @@ raises."""
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dk_jax.agents import policy
@@ -12,6 +12,8 @@ from dk_jax.agents.text import TaskView, bounded, fenced, fenced_blocks, trimmed
 from dk_jax.skills.record import SkillDraft
 
 STYLES = ("chat", "compact")
+# A busy machine must not fail a test of what text means.
+SLOW = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 TASK = TaskView(
     name="add_relu",
     level=2,
@@ -40,7 +42,7 @@ def verdict(outcome, feedback="", speedup=0.0):
 
 
 @pytest.mark.parametrize("style", STYLES)
-@settings(max_examples=150, deadline=None)
+@SLOW
 @given(source=st.one_of(TEXT, CODE))
 def test_what_is_written_is_read_back(style, source):
     source = source.replace("\r", "\n").replace("</think>", "") if style == "chat" else source
@@ -53,14 +55,14 @@ def test_what_is_written_is_read_back(style, source):
 
 
 @pytest.mark.parametrize("style", STYLES)
-@settings(max_examples=150, deadline=None)
+@SLOW
 @given(text=st.one_of(TEXT, CODE))
 def test_parsing_never_raises_and_gives_either_source_or_an_error(style, text):
     reply = policy.parse(text, style=style)
     assert (reply.source is None) == bool(reply.error)
 
 
-@settings(deadline=None)
+@SLOW
 @given(code=CODE, language=st.sampled_from(["cpp", "python"]))
 def test_a_fence_holds_code_with_fences_in_it(code, language):
     blocks, open_ended = fenced_blocks(fenced(code, language))
@@ -175,6 +177,7 @@ def test_chat_feedback_tells_outcome_details_and_what_to_do():
     assert "1.50x" in policy.render_feedback(verdict("ok", "", 1.5), style="chat")
 
 
+@SLOW
 @given(text=TEXT, limit=st.integers(60, 120))
 def test_bounded_text_keeps_its_ends(text, limit):
     short = bounded(text, limit)

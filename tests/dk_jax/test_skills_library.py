@@ -283,7 +283,6 @@ sys.path.insert(0, {root!r})
 from tests.dk_jax.test_skills_library import SkillLibrary, draft, evidence
 library = SkillLibrary({path!r})
 library.rollback_to(library.step)
-print("ready", flush=True)
 while True:
     step = library.step + 1
     for i in range(4):
@@ -291,6 +290,7 @@ while True:
         library.record_evidence(skill_id, evidence(step=step))
         library.activate(skill_id)
     library.commit(step)
+    print(step, flush=True)
 """
 
 
@@ -298,9 +298,10 @@ def test_a_writer_killed_at_any_instant_leaves_whole_steps(tmp_path):
     path = tmp_path / "library.sqlite"
     code = WRITER.format(root=str(ROOT), path=str(path))
     reached = -1
-    for pause_s in (0.0, 0.013, 0.031, 0.07, 0.11):
+    for pause_s in (0.0, 0.001, 0.003, 0.007, 0.02):
         writer = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-        assert writer.stdout.readline() == "ready\n"
+        for _ in range(3):
+            assert writer.stdout.readline().strip().isdigit(), "the writer died by itself"
         time.sleep(pause_s)
         os.kill(writer.pid, signal.SIGKILL)
         writer.wait()
@@ -313,7 +314,7 @@ def test_a_writer_killed_at_any_instant_leaves_whole_steps(tmp_path):
             rebuilt = library.at_step(reached)
             assert rebuilt.skills() == library.skills() and rebuilt.version == library.version
             assert len(library.active()) == 4 * (reached + 1), "a step is there in part"
-    assert reached > 3, "the writer was never killed in the middle of its work"
+    assert reached >= 3 * 5 - 1
 
 
 def test_jsonl_goes_out_and_comes_back_with_everything(library, tmp_path):

@@ -179,7 +179,8 @@ def test_a_full_queue_answers_busy_and_a_patient_client_gets_through(short_dir, 
         assert not small.socket.exists()
 
 
-def test_a_killed_server_takes_all_along_and_its_successor_finishes_the_work(short_dir, task, quick):
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_an_ended_server_takes_all_along_and_its_successor_finishes_the_work(short_dir, task, quick, how):
     results = []
     with SandboxClient(short_dir / "s", retry_for_s=120) as client:
         with running_server(short_dir, "--workers", "1") as first:
@@ -189,7 +190,7 @@ def test_a_killed_server_takes_all_along_and_its_successor_finishes_the_work(sho
             def work():
                 results.extend(
                     client.evaluate(
-                        task, candidates, quick, client_key="lost", on_result=lambda *_: finished.set()
+                        task, candidates, quick, client_key=f"lost {how}", on_result=lambda *_: finished.set()
                     )
                 )
 
@@ -197,9 +198,9 @@ def test_a_killed_server_takes_all_along_and_its_successor_finishes_the_work(sho
             thread.start()
             assert finished.wait(60)
             family = descendants(first.pid)
-            first.stop(signal.SIGKILL)
+            first.stop(how)
             assert eventually(lambda: not any(p.is_running() for p in family)), family
-            assert first.socket.exists()
+            assert first.socket.exists() == (how == signal.SIGKILL)
         with running_server(short_dir, "--workers", "1"):
             thread.join(120)
     assert [result.outcome for result in results] == ["ok"] * 4

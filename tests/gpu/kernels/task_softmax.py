@@ -7,7 +7,7 @@ class Model(torch.nn.Module):
 
 
 def get_inputs():
-    return [torch.randn(8192, 2048)]
+    return [torch.randn(4096, 2048)]
 
 
 def get_init_inputs():
