@@ -74,8 +74,9 @@ def get_config() -> ConfigDict:
             retry_for_s=600.0,  # how long a dead or busy sandbox is waited for
         )
     )
-    # Of a GPU that learner and sandbox share: what JAX may take. 0 leaves JAX its default.
-    c.learner = ConfigDict(dict(memory_fraction=0.0))
+    # cpu_devices: cores that an update is spread over. memory_fraction: of a GPU shared with the sandbox, what JAX may take
+    # (0 leaves JAX its default).
+    c.learner = ConfigDict(dict(cpu_devices=2, memory_fraction=0.0))
     c.reward = ConfigDict(dict(w_correct=0.5, w_speed=0.5, w_coverage=0.0, speedup_cap=6.0))
 
     c.corpus = ConfigDict(dict(variants_per_task=4, wrong_share=0.15, samples_per_task=8))

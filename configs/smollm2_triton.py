@@ -28,6 +28,7 @@ def get_config() -> ConfigDict:
     )
     c.codec = ConfigDict(dict(kind="model", vocab_size=0, idioms=()))
     c.learner.memory_fraction = 0.45
+    c.learner.cpu_devices = 1
 
     c.sandbox.device = "cuda:0"
     c.sandbox.language = "triton"

@@ -26,14 +26,21 @@ class SFTConfig:
     checkpoint_every: int
 
 
-def batch_indices(step: int, *, rows: int, batch: int, seed: int) -> list[int]:
-    """Rows of a step: position step*batch onwards in an endless sequence of shuffled epochs."""
-    out = []
-    for position in range(step * batch, (step + 1) * batch):
-        epoch, offset = divmod(position, rows)
-        order = np.random.default_rng(derive_seed(seed, "sft-epoch", epoch)).permutation(rows)
-        out.append(int(order[offset]))
-    return out
+def batch_indices(step: int, *, lengths: Sequence[int], batch: int, seed: int) -> list[int]:
+    """Rows of a step: batches of rows of like length, so that little is padded, in an endless sequence of shuffled epochs.
+
+    An epoch is shuffled, cut into pools of 16 batches, each pool sorted by length and cut into batches, and the batches
+    shuffled. What does not fill a batch is left to other epochs.
+    """
+    per_epoch = max(len(lengths) // batch, 1)
+    epoch, offset = divmod(step, per_epoch)
+    rng = np.random.default_rng(derive_seed(seed, "sft-epoch", epoch))
+    order = rng.permutation(len(lengths))
+    batches = []
+    for start in range(0, len(order), 16 * batch):
+        pool = sorted(order[start : start + 16 * batch], key=lambda i: (lengths[i], i))
+        batches += [pool[at : at + batch] for at in range(0, len(pool), batch) if len(pool) - at >= min(batch, len(order))]
+    return [int(i) for i in batches[int(rng.permutation(len(batches))[offset])]]
 
 
 def train(
@@ -55,8 +62,9 @@ def train(
     if not kept:
         raise ValueError(f"none of {len(rows)} samples fits sft.max_tokens={config.max_tokens}: raise it")
     state = checkpoints.restore(state) or state
+    lengths = [len(row.tokens) for row in kept]
     while state.step < config.steps:
-        picked = [kept[i] for i in batch_indices(state.step, rows=len(kept), batch=config.batch, seed=seed)]
+        picked = [kept[i] for i in batch_indices(state.step, lengths=lengths, batch=config.batch, seed=seed)]
         tokens = sum(sum(row.loss) for row in picked)
         weighted = [dataclasses.replace(row, weight=1.0 / tokens) for row in picked]
         trainable, opt_state, metrics = updater.update(

@@ -46,7 +46,7 @@ from dk_jax.train import setup
 from dk_jax.train.credit import assign
 from dk_jax.train.batch import microbatches
 from dk_jax.train.state import Checkpoints, TrainState
-from dk_jax.train.update import LossConfig, Updater, make_optimizer
+from dk_jax.train.update import LossConfig, Updater, make_optimizer, on_one_device, replicated
 
 log = logging.getLogger(__name__)
 PHASES = ("corpus", "sft", "eval_sft", "rl", "eval_rl", "report")
@@ -176,7 +176,7 @@ class Run:
         # A copy: updates donate their buffers, and the model's initial parameters must outlive them.
         start = self.model.trainable if trainable is None else trainable
         trainable = jax.tree.map(lambda leaf: leaf.copy(), start)
-        return TrainState(step=0, trainable=trainable, opt_state=updater.optimizer.init(trainable), record={})
+        return TrainState(step=0, trainable=trainable, opt_state=replicated(updater.optimizer.init(trainable)), record={})
 
     # --- sampling ---------------------------------------------------------------------------------------------------
 
@@ -199,7 +199,7 @@ class Run:
     def speaker(self, sampler, trainable: Any) -> Speaker:
         return Speaker(
             sampler=sampler,
-            params=combine(trainable, self.model.frozen),
+            params=on_one_device(combine(trainable, self.model.frozen)),
             codec=self.model.codec,
             max_context_tokens=self.cfg.rollout.max_context_tokens,
         )

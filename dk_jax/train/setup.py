@@ -24,6 +24,7 @@ from dk_jax.tasks.generate import generate_tasks
 from dk_jax.tasks.kernelbench import load_kernelbench
 from dk_jax.tasks.task import Task
 from dk_jax.train.credit import CreditConfig
+from dk_jax.train.update import replicated
 from sandbox.client import SandboxClient
 from sandbox.protocol import Options, RewardSpec
 
@@ -160,7 +161,7 @@ def make_model(cfg: ConfigDict, codec: Codec) -> Model:
     else:
         raise ConfigError(f"model.init is {m.init!r}: use 'scratch' or 'smollm2'")
     trainable, frozen = partition(params, trainable_mask(static, params, m.train))
-    return Model(static=static, trainable=trainable, frozen=frozen, codec=codec, config=config)
+    return Model(static=static, trainable=replicated(trainable), frozen=replicated(frozen), codec=codec, config=config)
 
 
 def make_judge(cfg: ConfigDict, socket: str, journal: Journal | None) -> SandboxJudge:

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable
-from functools import partial
+from functools import cache, partial
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from dk_jax.models.log_probs import token_log_probs
 from dk_jax.models.lora import combine
@@ -49,6 +50,9 @@ def make_optimizer(*, lr: float, warmup: int, steps: int, weight_decay: float, c
 class Updater:
     """Compiled gradient and optimiser steps for one backbone.
 
+    Rows of a microbatch are spread over all devices of the process (axis "data"), parameters are on each of them; see
+    `replicated`. On a CPU two devices are two cores: XLA runs most of a small model's operations on one thread.
+
     Args:
         static: the backbone's static part (dk_jax.models.backbone.build_backbone).
         optimizer: an optax transformation.
@@ -57,8 +61,13 @@ class Updater:
 
     def __init__(self, static: Any, optimizer: optax.GradientTransformation, loss: LossConfig):
         self.optimizer = optimizer
-        self._gradient = jax.jit(partial(_gradient, static, loss), donate_argnums=(0,))
-        self._apply = jax.jit(partial(_apply, optimizer), donate_argnums=(0, 1))
+        self._rows = NamedSharding(_mesh(), PartitionSpec("data"))
+        whole = NamedSharding(_mesh(), PartitionSpec())
+        self._gradient = jax.jit(partial(_gradient, static, loss), donate_argnums=(0,), out_shardings=whole)
+        self._apply = jax.jit(partial(_apply, optimizer), donate_argnums=(0, 1), out_shardings=whole)
+        self._zeros = jax.jit(
+            lambda tree: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), tree), out_shardings=whole
+        )
 
     def update(
         self,
@@ -77,8 +86,11 @@ class Updater:
         sums: dict[str, Any] = {}
         for batch in batches:
             if total is None:
-                total = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), trainable)
-            total, stats = self._gradient(total, trainable, frozen, batch)
+                total = self._zeros(trainable)
+            n = len(batch["tokens"])
+            if n % self._rows.mesh.size:
+                raise ValueError(f"a microbatch of {n} rows can't be spread over {self._rows.mesh.size} devices: make it a multiple")
+            total, stats = self._gradient(total, trainable, frozen, jax.device_put(batch, self._rows))
             sums = {k: sums[k] + v if k in sums else v for k, v in stats.items()}
             if progress is not None:
                 progress()
@@ -95,6 +107,21 @@ class Updater:
         metrics = {"grad_norm": norm, "loss": found.pop("loss"), "tokens": tokens}
         metrics |= {name: value / tokens for name, value in found.items()}
         return trainable, opt_state, metrics
+
+
+@cache
+def _mesh() -> jax.sharding.Mesh:
+    return jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
+
+
+def replicated(tree: Any) -> Any:
+    """The pytree with a copy of each array on every device, as `Updater` wants parameters and optimiser state."""
+    return jax.device_put(tree, NamedSharding(_mesh(), PartitionSpec()))
+
+
+def on_one_device(tree: Any) -> Any:
+    """The first device's copy of a replicated pytree, without moving data: what a sampler uses."""
+    return jax.tree.map(lambda leaf: leaf.addressable_data(0), tree)
 
 
 def _gradient(static, loss: LossConfig, total, trainable, frozen, batch):

@@ -129,11 +129,11 @@ def test_a_journal_remembers_across_processes(tmp_path):
     assert Journal(path).get("c") == verdict(3.0)
 
 
-def test_the_first_verdict_on_a_key_stands(tmp_path):
+def test_the_newest_verdict_on_a_key_stands(tmp_path):
     journal = Journal(tmp_path / "journal.jsonl")
     journal.put("a", verdict(1.0))
     journal.put("a", verdict(2.0))
-    assert journal.get("a") == Journal(journal.path).get("a") == verdict(1.0)
+    assert journal.get("a") == Journal(journal.path).get("a") == verdict(2.0)
 
 
 @pytest.mark.parametrize("cut", [1, 20, 60])
