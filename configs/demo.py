@@ -32,7 +32,12 @@ def get_config() -> ConfigDict:
     c.seed = 0
     c.style = "compact"  # prompts: "compact" for small models from scratch, "chat" for instruction-tuned ones
 
-    c.tasks = ConfigDict(dict(source="builtin", directory="", size="cpu", levels=(1, 2), generated=120))
+    # kinds: of the built-in and generated tasks; () takes all of them.
+    c.tasks = ConfigDict(
+        dict(
+            source="builtin", directory="", size="cpu", levels=(1, 2), kinds=("map", "reduce", "norm", "column"), generated=150
+        )
+    )
 
     c.model = ConfigDict(
         dict(
@@ -74,14 +79,14 @@ def get_config() -> ConfigDict:
             retry_for_s=600.0,  # how long a dead or busy sandbox is waited for
         )
     )
-    # cpu_devices: cores that an update is spread over. memory_fraction: of a GPU shared with the sandbox, what JAX may take
+    # streams: microbatches in work at once (on a CPU, one a core). memory_fraction: of a GPU shared with the sandbox, what JAX may take
     # (0 leaves JAX its default).
-    c.learner = ConfigDict(dict(cpu_devices=2, memory_fraction=0.0))
+    c.learner = ConfigDict(dict(streams=2, memory_fraction=0.0))
     c.reward = ConfigDict(dict(w_correct=0.5, w_speed=0.5, w_coverage=0.0, speedup_cap=6.0))
 
     c.corpus = ConfigDict(dict(variants_per_task=4, wrong_share=0.15, samples_per_task=8))
     c.sft = ConfigDict(
-        dict(steps=350, batch=16, lr=2e-3, warmup=20, weight_decay=0.01, max_tokens=640, clip_norm=1.0, microbatch=8, checkpoint_every=50)
+        dict(steps=450, batch=16, optimizer="muon", lr=4e-3, warmup=20, weight_decay=0.01, max_tokens=640, clip_norm=1.0, microbatch=8, checkpoint_every=50)
     )
 
     c.rollout = ConfigDict(
@@ -105,6 +110,7 @@ def get_config() -> ConfigDict:
     c.rl = ConfigDict(
         dict(
             steps=30,
+            optimizer="adamw",
             lr=3e-4,
             warmup=2,
             weight_decay=0.0,

@@ -13,7 +13,7 @@ from configs.demo import get_config as demo
 def get_config() -> ConfigDict:
     c = demo()
     c.style = "chat"
-    c.tasks = ConfigDict(dict(source="builtin", directory="", size="gpu", levels=(1, 2, 3), generated=20))
+    c.tasks = ConfigDict(dict(source="builtin", directory="", size="gpu", levels=(1, 2, 3), kinds=(), generated=20))
     c.model = ConfigDict(
         dict(
             init="smollm2",
@@ -28,7 +28,7 @@ def get_config() -> ConfigDict:
     )
     c.codec = ConfigDict(dict(kind="model", vocab_size=0, idioms=()))
     c.learner.memory_fraction = 0.45
-    c.learner.cpu_devices = 1
+    c.learner.streams = 1
 
     c.sandbox.device = "cuda:0"
     c.sandbox.language = "triton"
@@ -40,7 +40,7 @@ def get_config() -> ConfigDict:
     c.reward.w_coverage = 0.5
 
     c.corpus.update(dict(variants_per_task=3, samples_per_task=4, wrong_share=0.15))
-    c.sft.update(dict(steps=150, batch=16, microbatch=8, lr=5e-4, warmup=10, max_tokens=3072, checkpoint_every=150))
+    c.sft.update(dict(steps=150, batch=16, microbatch=8, optimizer="adamw", lr=5e-4, warmup=10, max_tokens=3072, checkpoint_every=150))
     c.rollout.update(
         dict(
             tasks=4,

@@ -58,8 +58,6 @@ def _interrupt(signum, frame):
 
 def _prepare_jax(cfg) -> None:
     """Must run before jax is imported: how much of a shared GPU it may take, and where compiled programs are kept."""
-    if cfg.learner.cpu_devices > 1:
-        os.environ.setdefault("JAX_NUM_CPU_DEVICES", str(cfg.learner.cpu_devices))
     if cfg.learner.memory_fraction > 0:
         os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", str(cfg.learner.memory_fraction))
     cache = Path(_WORKDIR.value) / "xla_cache"

@@ -147,9 +147,10 @@ class Run:
         updater = Updater(
             model.static,
             make_optimizer(
-                lr=c.lr, warmup=c.warmup, steps=c.steps, weight_decay=c.weight_decay, clip_norm=c.clip_norm, decay=True
+                lr=c.lr, warmup=c.warmup, steps=c.steps, weight_decay=c.weight_decay, clip_norm=c.clip_norm, decay=True, kind=c.optimizer,
             ),
             LossConfig(kind="nll"),
+            streams=self.cfg.learner.streams,
         )
         state = self._fresh_state(updater)
         checkpoints = Checkpoints(self.workdir / "checkpoints" / "sft", keep=1)
@@ -245,9 +246,10 @@ class Run:
         return Updater(
             self.model.static,
             make_optimizer(
-                lr=c.lr, warmup=c.warmup, steps=c.steps, weight_decay=c.weight_decay, clip_norm=c.clip_norm, decay=False
+                lr=c.lr, warmup=c.warmup, steps=c.steps, weight_decay=c.weight_decay, clip_norm=c.clip_norm, decay=False, kind=c.optimizer,
             ),
             LossConfig(kind="policy", clip_low=c.clip_low, clip_high=c.clip_high, dual_clip=c.dual_clip),
+            streams=self.cfg.learner.streams,
         )
 
     def rl(self, start: Any) -> TrainState:

@@ -51,8 +51,12 @@ def load_tasks(cfg: ConfigDict) -> TaskSets:
     levels = set(cfg.tasks.levels)
     if cfg.tasks.source == "builtin":
         suite = builtin_suite(cfg.tasks.size)
-        tasks = [t for t in suite.tasks if t.level in levels]
+        kinds = set(cfg.tasks.kinds)
+        if unknown := kinds - {t.spec.kind for t in suite.tasks}:
+            raise ConfigError(f"tasks.kinds names {sorted(unknown)}: there are {sorted({t.spec.kind for t in suite.tasks})}")
+        tasks = [t for t in suite.tasks if t.level in levels and (not kinds or t.spec.kind in kinds)]
         generated = generate_tasks(cfg.seed, cfg.tasks.generated, cfg.tasks.size) if cfg.tasks.generated else []
+        generated = [t for t in generated if not kinds or t.spec.kind in kinds]
     elif cfg.tasks.source == "kernelbench":
         tasks, generated = load_kernelbench(Path(cfg.tasks.directory), tuple(sorted(levels))), []
     else:

@@ -10,7 +10,8 @@ and in the cold start the token mean of the negative log-likelihood. Frozen para
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from typing import Any, Literal
 
@@ -19,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from optax.contrib import MuonDimensionNumbers, muon
 
 from dk_jax.models.log_probs import token_log_probs
 from dk_jax.models.lora import combine
@@ -35,36 +37,71 @@ class LossConfig:
     dual_clip: float = 3.0
 
 
-def make_optimizer(*, lr: float, warmup: int, steps: int, weight_decay: float, clip_norm: float, decay: bool) -> optax.GradientTransformation:
-    """AdamW after global-norm clipping; linear warm-up, then constant or (`decay`) cosine to a tenth of `lr`."""
+def make_optimizer(
+    *, lr: float, warmup: int, steps: int, weight_decay: float, clip_norm: float, decay: bool, kind: str = "adamw"
+) -> optax.GradientTransformation:
+    """AdamW or Muon after global-norm clipping; linear warm-up, then constant or (`decay`) cosine to a tenth of `lr`.
+
+    Muon (optax.contrib.muon) orthogonalises the updates of the layers' matrices, scaled to the size that Adam's would have, and
+    leaves the rest to AdamW, so both take the same learning rates. It needs about half the steps of AdamW in a small model's
+    cold start.
+
+    Raises:
+        ValueError: an unknown `kind`.
+    """
     if decay:
-        schedule = optax.warmup_cosine_decay_schedule(0.0, lr, max(warmup, 1), max(steps, warmup + 1), end_value=0.1 * lr)
+        warmup = min(max(warmup, 1), max(steps - 1, 1))
+        schedule = optax.warmup_cosine_decay_schedule(0.0, lr, warmup, max(steps, warmup + 1), end_value=0.1 * lr)
     else:
         schedule = optax.linear_schedule(lr / max(warmup, 1), lr, max(warmup - 1, 1))
-    return optax.chain(
-        optax.clip_by_global_norm(clip_norm),
-        optax.adamw(schedule, b1=0.9, b2=0.95, weight_decay=weight_decay),
-    )
+    if kind == "adamw":
+        optimizer = optax.adamw(schedule, b1=0.9, b2=0.95, weight_decay=weight_decay)
+    elif kind == "muon":
+        optimizer = muon(
+            schedule,
+            weight_decay=weight_decay,
+            adam_b2=0.95,
+            adam_learning_rate=schedule,
+            consistent_rms=0.2,
+            muon_weight_dimension_numbers=_layer_matrices,
+        )
+    else:
+        raise ValueError(f"optimizer kind is {kind!r}: use 'adamw' or 'muon'")
+    return optax.chain(optax.clip_by_global_norm(clip_norm), optimizer)
+
+
+def _layer_matrices(params: Any) -> Any:
+    """Muon's view of the parameters: matrices stacked over layers are its own, all else is AdamW's."""
+
+    def spec(path, leaf):
+        return MuonDimensionNumbers(1, 2) if path[0].key == "layers" and leaf.ndim == 3 else None
+
+    return jax.tree_util.tree_map_with_path(spec, params)
 
 
 class Updater:
     """Compiled gradient and optimiser steps for one backbone.
 
     Rows of a microbatch are spread over all devices of the process (axis "data"), parameters are on each of them; see
-    `replicated`. On a CPU two devices are two cores: XLA runs most of a small model's operations on one thread.
+    `replicated`. On a CPU, XLA runs most of a small model's operations on one thread, so `streams` microbatches are worked on
+    at a time, each stream adding up its own gradient. (Several CPU devices would do the same, but their all-reduce can
+    starve for threads on few cores.)
 
     Args:
         static: the backbone's static part (dk_jax.models.backbone.build_backbone).
         optimizer: an optax transformation.
         loss: which loss.
+        streams: microbatches in work at once; more than 1 needs more memory and helps on a CPU only.
     """
 
-    def __init__(self, static: Any, optimizer: optax.GradientTransformation, loss: LossConfig):
+    def __init__(self, static: Any, optimizer: optax.GradientTransformation, loss: LossConfig, streams: int = 1):
         self.optimizer = optimizer
+        self._streams = streams
         self._rows = NamedSharding(_mesh(), PartitionSpec("data"))
         whole = NamedSharding(_mesh(), PartitionSpec())
         self._gradient = jax.jit(partial(_gradient, static, loss), donate_argnums=(0,), out_shardings=whole)
         self._apply = jax.jit(partial(_apply, optimizer), donate_argnums=(0, 1), out_shardings=whole)
+        self._add = jax.jit(lambda a, b: jax.tree.map(jnp.add, a, b), donate_argnums=(0,), out_shardings=whole)
         self._zeros = jax.jit(
             lambda tree: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), tree), out_shardings=whole
         )
@@ -75,27 +112,33 @@ class Updater:
         frozen: Any,
         opt_state: Any,
         batches: Iterable[dict[str, np.ndarray]],
-        *,
-        progress: Callable[[], None] | None = None,
     ) -> tuple[Any, Any, dict[str, float]]:
         """Returns new (trainable, opt_state) and metrics. `trainable` and `opt_state` are donated.
 
         Raises FloatingPointError, leaving nothing applied, when the gradient is not finite.
         """
-        total = None
-        sums: dict[str, Any] = {}
-        for batch in batches:
-            if total is None:
-                total = self._zeros(trainable)
-            n = len(batch["tokens"])
-            if n % self._rows.mesh.size:
-                raise ValueError(f"a microbatch of {n} rows can't be spread over {self._rows.mesh.size} devices: make it a multiple")
-            total, stats = self._gradient(total, trainable, frozen, jax.device_put(batch, self._rows))
-            sums = {k: sums[k] + v if k in sums else v for k, v in stats.items()}
-            if progress is not None:
-                progress()
-        if total is None:
+        batches = list(batches)
+        if not batches:
             raise ValueError("an update needs at least one microbatch")
+
+        def run(stream: int) -> tuple[Any, dict[str, Any]]:
+            total, sums = self._zeros(trainable), {}
+            for batch in batches[stream :: self._streams]:
+                total, stats = self._gradient(total, trainable, frozen, self._placed(batch))
+                sums = {k: sums[k] + v if k in sums else v for k, v in stats.items()}
+            return jax.block_until_ready((total, sums))
+
+        used = min(self._streams, len(batches))
+        if used == 1:
+            total, sums = run(0)
+        else:
+            with ThreadPoolExecutor(used) as pool:
+                parts = list(pool.map(run, range(used)))
+            # Added in stream order: the same result whichever stream ends first.
+            total, sums = parts[0]
+            for more, stats in parts[1:]:
+                total = self._add(total, more)
+                sums = {k: sums[k] + stats[k] for k in sums}
         norm = float(optax.global_norm(total))
         if not np.isfinite(norm):
             raise FloatingPointError(
@@ -107,6 +150,13 @@ class Updater:
         metrics = {"grad_norm": norm, "loss": found.pop("loss"), "tokens": tokens}
         metrics |= {name: value / tokens for name, value in found.items()}
         return trainable, opt_state, metrics
+
+
+    def _placed(self, batch: dict[str, np.ndarray]) -> dict[str, Any]:
+        n = len(batch["tokens"])
+        if n % self._rows.mesh.size:
+            raise ValueError(f"a microbatch of {n} rows can't be spread over {self._rows.mesh.size} devices: make it a multiple")
+        return jax.device_put(batch, self._rows)
 
 
 @cache
