@@ -35,7 +35,7 @@ def get_config() -> ConfigDict:
     # kinds: of the built-in and generated tasks; () takes all of them.
     c.tasks = ConfigDict(
         dict(
-            source="builtin", directory="", size="cpu", levels=(1, 2), kinds=("map", "reduce", "norm", "column"), generated=150
+            source="builtin", directory="", size="cpu", levels=(1, 2), kinds=("map", "reduce", "norm", "column"), generated=520
         )
     )
 
@@ -84,9 +84,9 @@ def get_config() -> ConfigDict:
     c.learner = ConfigDict(dict(streams=2, memory_fraction=0.0))
     c.reward = ConfigDict(dict(w_correct=0.5, w_speed=0.5, w_coverage=0.0, speedup_cap=6.0))
 
-    c.corpus = ConfigDict(dict(variants_per_task=4, wrong_share=0.15, samples_per_task=8))
+    c.corpus = ConfigDict(dict(variants_per_task=2, wrong_share=0.12, samples_per_task=3))
     c.sft = ConfigDict(
-        dict(steps=450, batch=16, optimizer="muon", lr=4e-3, warmup=20, weight_decay=0.01, max_tokens=640, clip_norm=1.0, microbatch=8, checkpoint_every=50)
+        dict(steps=480, batch=16, optimizer="muon", lr=4e-3, warmup=20, weight_decay=0.01, max_tokens=640, clip_norm=1.0, microbatch=8, checkpoint_every=50)
     )
 
     c.rollout = ConfigDict(

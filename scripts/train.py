@@ -38,6 +38,10 @@ def main(argv):
         if flag.value is None:
             raise app.UsageError(f"--{flag.name} is missing, e.g. --config=configs/demo.py --workdir=runs/demo")
     cfg = _CONFIG.value
+    try:
+        cfg.seed  # noqa: B018  a recipe that could not be loaded says so at its first use
+    except OSError as error:
+        raise app.UsageError(str(error).replace("\n", " ")) from None
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", force=True)
     _prepare_jax(cfg)
     signal.signal(signal.SIGTERM, _interrupt)
@@ -116,5 +120,20 @@ def _run(cfg, workdir: Path) -> int:
     return 0
 
 
+def _parse(argv):
+    """Flags, or one line that says which flag is wrong; config_flags itself raises bare KeyErrors for unknown keys."""
+    try:
+        return flags.FLAGS(argv)
+    except flags.Error as error:
+        message = str(error)
+    except (KeyError, AttributeError) as error:
+        message = f"the recipe has no key {error.args[0] if error.args else error}"
+    except (TypeError, ValueError, OSError, SyntaxError) as error:
+        message = str(error)
+    wrong = next((a for a in argv[1:] if a.startswith("--config.") and a.split("=")[0].split(".")[-1] in message), "")
+    print(f"error: {wrong + ': ' if wrong else ''}{message}\nSee the recipe's file for its keys, and --help.", file=sys.stderr)
+    sys.exit(2)
+
+
 if __name__ == "__main__":
-    app.run(main)
+    app.run(main, flags_parser=_parse)
