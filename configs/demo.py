@@ -73,8 +73,8 @@ def get_config() -> ConfigDict:
             timing="quick",
             build_s=60.0,  # deadlines of the stages
             load_s=30.0,
-            check_s=20.0,
-            time_s=20.0,
+            check_s=5.0,  # a sampled kernel that never ends costs this much
+            time_s=10.0,
             parallel_tasks=8,  # tasks in flight at once
             retry_for_s=600.0,  # how long a dead or busy sandbox is waited for
         )
@@ -124,9 +124,6 @@ def get_config() -> ConfigDict:
             weight_selection=0.3,
             weight_summary=0.5,
             min_group_std=1e-3,
-            mismatch_low=0.0,  # geometric-mean ratio kept; 0 and inf switch the filter off
-            mismatch_high=float("inf"),
-            token_veto=0.0,
             profiling_low=0.0,  # profiling rejection starts here; 0 switches it off (no profiler on a CPU)
             profiling_width=0.1,
             microbatch=16,

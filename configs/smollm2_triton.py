@@ -33,6 +33,8 @@ def get_config() -> ConfigDict:
     c.sandbox.device = "cuda:0"
     c.sandbox.language = "triton"
     c.sandbox.form = "module"
+    c.sandbox.check_s = 60.0
+    c.sandbox.time_s = 30.0
     c.sandbox.workers = 8
     c.sandbox.threads = 1
     c.sandbox.parallel_tasks = 16

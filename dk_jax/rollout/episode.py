@@ -72,7 +72,7 @@ class Speaker:
     params: Any
     codec: Codec
     max_context_tokens: int
-    greedy: Sampler | None = None  # the same at temperature 0, where greedy turns are needed
+    temperature: float | None = None  # the sampler's own, or another one such as 0
 
     def speak(self, trajectories: Sequence[Trajectory], prompts: Sequence[str], seeds: Sequence[int], *, max_new: int) -> list[bool]:
         """Appends prompt and sampled answer to each trajectory, in place.
@@ -103,6 +103,7 @@ class Speaker:
             [AGENTS.index(t.agent) for t in rows],
             kept,
             max_new_tokens=max_new,
+            temperature=self.temperature,
         )
         for trajectory, sample in zip(rows, samples, strict=True):
             trajectory.append_sample(sample.tokens, sample.logp_model)

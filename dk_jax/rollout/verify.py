@@ -201,7 +201,7 @@ class Verifier:
         rows = [(known[p.trigger.task], [Skill.from_draft(p.draft)], 0) for p in proposals]
         if not rows:
             return
-        texts = self._speak(dataclasses.replace(speaker, sampler=speaker.greedy), rows, config=config, views=views)
+        texts = self._speak(dataclasses.replace(speaker, temperature=0.0), rows, config=config, views=views)
         for i, (p, text) in enumerate(zip(proposals, texts, strict=True)):
             p.tasks = (p.trigger.task,)
             first = p.trigger.turns[0]

@@ -87,3 +87,13 @@ def test_rollouts_written_to_a_file_train_as_if_they_had_just_been_made(tmp_path
     assert state.step == 3
     assert metrics["loss"] == pytest.approx(first["loss"], abs=1e-6)
     assert metrics["grad_norm"] == pytest.approx(first["grad_norm"], rel=1e-5)
+
+
+def test_the_papers_acceptance_rule_runs_in_the_place_of_the_paired_one(tmp_path):
+    cfg = tiny_config()
+    cfg.skills.verification = "paper"
+    run = ScriptedRun(cfg, tmp_path, ScriptedClient())
+    run.rl(run.sft().trainable)
+    evidence = [e for skill in run.library.skills() for e in skill.evidence]
+    run.close()
+    assert evidence and all(e.rule == "paper" and e.n == 1 for e in evidence)
