@@ -29,6 +29,8 @@ class UsageError(RuntimeError):
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns the exit status (0 whenever a verdict was reached, whatever it is)."""
     arguments = _parser().parse_args(argv)
+    # A shell starts background commands with SIGINT ignored; Ctrl-C and its kin must still end this one cleanly.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         return arguments.run(arguments)
     except (UsageError, SandboxRejected, SandboxBusy, SandboxUnavailable) as error:
