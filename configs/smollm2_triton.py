@@ -13,7 +13,7 @@ from configs.demo import get_config as demo
 def get_config() -> ConfigDict:
     c = demo()
     c.style = "chat"
-    c.tasks = ConfigDict(dict(source="builtin", directory="", size="gpu", levels=(1, 2, 3), kinds=(), generated=20))
+    c.tasks = ConfigDict(dict(source="builtin", directory="", size="gpu", levels=(1, 2, 3), kinds=(), generated=20, rl_generated=0))
     c.model = ConfigDict(
         dict(
             init="smollm2",
@@ -41,7 +41,7 @@ def get_config() -> ConfigDict:
     c.sandbox.correctness_trials = 3
     c.reward.w_coverage = 0.5
 
-    c.corpus.update(dict(variants_per_task=3, samples_per_task=4, wrong_share=0.15))
+    c.corpus.update(dict(timed_tasks=0, variants_per_task=3, samples_per_task=4, wrong_share=0.15))
     c.sft.update(dict(steps=150, batch=16, microbatch=8, optimizer="adamw", lr=5e-4, warmup=10, max_tokens=3072, checkpoint_every=150))
     c.rollout.update(
         dict(

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -122,7 +123,7 @@ class Sampler:
         self._compilations = 0
         self._unstack = self._jit(lambda params: unstack_for_decode(static, params))
         self._prefill = self._jit(lambda params, tokens, lengths: prefill(static, params, tokens, lengths)[1])
-        self._place = self._jit(_place, donate_argnums=0)
+        self._place = self._jit(partial(_place, static.cfg.n_kv_heads - static.cfg.shifted_kv_heads), donate_argnums=0)
         self._grow = self._jit(_grow, static_argnums=1)
         self._decode = self._jit(self._decode_block, static_argnames="nucleus", donate_argnums=(1, 2))
 
@@ -208,7 +209,7 @@ class Sampler:
         done = rows.done
         while not done.all():
             step = len(blocks) * config.block
-            slots = _round_up(base + step + config.block, config.cache_step)
+            slots = _round_up(base + step + config.block + 1, config.cache_step)
             if slots > cache[0][0].shape[-1]:
                 cache = self._grow(cache, slots)
             cache, rows, block = self._decode(
@@ -227,7 +228,7 @@ class Sampler:
     def _prefilled_cache(self, params, prompts, fits, size: int, base: int) -> Cache:
         """Prefills each distinct prompt without its last token, in pieces, and copies it to its rows."""
         cfg, config = self._static.cfg, self.config
-        slots = _round_up(base + config.block, config.cache_step)
+        slots = _round_up(base + config.block + 1, config.cache_step)
         shape = (size, cfg.n_kv_heads, cfg.head_dim, slots)
         cache = [
             (jnp.zeros(shape, cfg.dtype), jnp.zeros((*shape[:2], *shape[:1:-1]), cfg.dtype))
@@ -248,7 +249,7 @@ class Sampler:
                 lengths[i] = len(prefix)
             source = np.full(size, -1, np.int32)
             source[: len(prefixes)] = [where.get(prefix, -1) for prefix in prefixes]
-            cache = self._place(cache, self._prefill(params, tokens, lengths), source)
+            cache = self._place(cache, self._prefill(params, tokens, lengths), source, lengths, np.int32(base))
         return cache
 
     def _decode_block(self, params, cache, rows: _Rows, base, temperature, top_p, *, nucleus):
@@ -335,16 +336,24 @@ class Sampler:
                 raise ValueError(f"sample: agent {agent} of row {row} is not an index into {AGENTS}")
 
 
-def _place(cache: Cache, prefilled, source: Int[Array, " B"]) -> Cache:
-    """Copies prefilled prompt `source[row]` into each row's first slots; -1 keeps what the row has."""
+def _place(own: int, cache: Cache, prefilled, source: Int[Array, " B"], lengths, base) -> Cache:
+    """Copies prefilled prompt `source[row]` into each row's first slots; -1 keeps what the row has.
+
+    The shifted heads (those from `own` on) of slot `base`, where decoding starts, get the key that follows the prompt's end.
+    """
     keys, values = prefilled
     mine = (source >= 0)[:, None, None, None]
     source = jnp.maximum(source, 0)
     placed = []
     for layer, (k, v) in enumerate(cache):
-        base = keys.shape[-1]
-        k = k.at[..., :base].set(jnp.where(mine, keys[layer][source], k[..., :base]))
-        v = v.at[:, :, :base].set(jnp.where(mine, values[layer][source], v[:, :, :base]))
+        width = keys.shape[-1]
+        if own < k.shape[1]:
+            ahead = jnp.take_along_axis(keys[layer][:, own:], lengths[:, None, None, None], axis=-1)[source]
+            start = (0, own, 0, base)
+            here = jax.lax.dynamic_slice(k, start, ahead.shape)
+            k = jax.lax.dynamic_update_slice(k, jnp.where(mine, ahead, here), start)
+        k = k.at[..., :width].set(jnp.where(mine, keys[layer][source], k[..., :width]))
+        v = v.at[:, :, :width].set(jnp.where(mine, values[layer][source], v[:, :, :width]))
         placed.append((k, v))
     return placed
 

@@ -29,33 +29,40 @@ from jaxtyping import Array, Bool, Float, Int
 from dk_jax.models.attention import cached_attention, causal_attention
 from dk_jax.models.config import BackboneConfig
 from dk_jax.models.heads import AgentHeads
-from dk_jax.models.layers import INIT_STD, Linear, RMSNorm, Table, rope_angles, rotate
+from dk_jax.models.layers import Linear, RMSNorm, Table, rope_angles, rotate
 
 Params = dict[str, Any]
 Cache = list[tuple[Float[Array, "B K H S"], Float[Array, "B K S H"]]]
 
 
 class Attention(nnx.Module):
-    """The four projections around attention, with Qwen3's norms on query and key heads."""
+    """The four projections around attention, with Qwen3's norms on query and key heads and, on some, shifted keys."""
 
     def __init__(self, cfg: BackboneConfig, rngs: nnx.Rngs):
-        residual_std = INIT_STD / (2 * cfg.n_layers) ** 0.5
         self.q = Linear(cfg, cfg.d_model, cfg.n_heads * cfg.head_dim, rngs)
         self.k = Linear(cfg, cfg.d_model, cfg.n_kv_heads * cfg.head_dim, rngs)
         self.v = Linear(cfg, cfg.d_model, cfg.n_kv_heads * cfg.head_dim, rngs)
-        self.o = Linear(cfg, cfg.n_heads * cfg.head_dim, cfg.d_model, rngs, std=residual_std)
+        self.o = Linear(cfg, cfg.n_heads * cfg.head_dim, cfg.d_model, rngs, scale=(2 * cfg.n_layers) ** -0.5)
         self.normed = cfg.family == "qwen3"
         if self.normed:
             self.q_norm = RMSNorm(cfg, cfg.head_dim)
             self.k_norm = RMSNorm(cfg, cfg.head_dim)
         self.head_dim = cfg.head_dim
+        self.own = cfg.n_kv_heads - cfg.shifted_kv_heads
 
-    def __call__(self, x, rope, attend):
+    def __call__(self, x, rope, attend, next_rope=None):
+        """`next_rope`: angles of the position after a single token, whose shifted keys then are the next token's."""
         heads = (*x.shape[:-1], -1, self.head_dim)
         q, k, v = (project(x).reshape(heads) for project in (self.q, self.k, self.v))
         if self.normed:
             q, k = self.q_norm(q), self.k_norm(k)
-        mixed, kept = attend(rotate(q, *rope), rotate(k, *rope), v)
+        own, shifted = k[:, :, : self.own], k[:, :, self.own :]
+        if next_rope is None:
+            shifted = jnp.pad(shifted, ((0, 0), (1, 0), (0, 0), (0, 0)))[:, :-1]
+            k = rotate(jnp.concatenate([own, shifted], axis=2), *rope)
+        else:
+            k = jnp.concatenate([rotate(own, *rope), rotate(shifted, *next_rope)], axis=2)
+        mixed, kept = attend(rotate(q, *rope), k, v)
         return self.o(mixed.reshape(*x.shape[:-1], -1)), kept
 
 
@@ -65,7 +72,7 @@ class MLP(nnx.Module):
     def __init__(self, cfg: BackboneConfig, rngs: nnx.Rngs):
         self.gate = Linear(cfg, cfg.d_model, cfg.d_ff, rngs)
         self.up = Linear(cfg, cfg.d_model, cfg.d_ff, rngs)
-        self.down = Linear(cfg, cfg.d_ff, cfg.d_model, rngs, std=INIT_STD / (2 * cfg.n_layers) ** 0.5)
+        self.down = Linear(cfg, cfg.d_ff, cfg.d_model, rngs, scale=(2 * cfg.n_layers) ** -0.5)
 
     def __call__(self, x):
         return self.down(nnx.silu(self.gate(x)) * self.up(x))
@@ -80,8 +87,8 @@ class Block(nnx.Module):
         self.mlp_norm = RMSNorm(cfg, cfg.d_model)
         self.mlp = MLP(cfg, rngs)
 
-    def __call__(self, x, rope, attend):
-        mixed, kept = self.attention(self.attention_norm(x), rope, attend)
+    def __call__(self, x, rope, attend, next_rope=None):
+        mixed, kept = self.attention(self.attention_norm(x), rope, attend, next_rope)
         x = x + mixed
         return x + self.mlp(self.mlp_norm(x)), kept
 
@@ -143,7 +150,7 @@ def abstract_backbone(cfg: BackboneConfig) -> tuple[Static, Params]:
 def build_backbone(cfg: BackboneConfig, key: Array) -> tuple[Static, Params]:
     """Declares the backbone and draws its parameters.
 
-    Weights are normal with standard deviation 0.02, those writing to the residual stream divided by sqrt(2 L)
+    Weights are normal with standard deviation `init_std`, those writing to the residual stream divided by sqrt(2 L)
     (Radford et al. 2019); agent heads and LoRA start as the identity.
 
     Args:
@@ -178,7 +185,11 @@ def hidden_states(
 def prefill(
     static: Static, params: Params, tokens: Int[Array, "B T"], lengths: Int[Array, " B"]
 ) -> tuple[Float[Array, "B T D"], tuple[Float[Array, "L B K H T"], Float[Array, "L B K T H"]]]:
-    """`hidden_states`, and every layer's rotated keys and values in the cache's layout."""
+    """`hidden_states`, and every layer's rotated keys and values in the cache's layout.
+
+    Shifted heads keep at each position the key of the token before; so the one right after a row's end is real too, and is
+    what `decode_step` has to find in the slot that it fills next.
+    """
     return _scan_layers(
         static, params, tokens, lengths, lambda k, v: (k.transpose(0, 2, 3, 1), v.transpose(0, 2, 1, 3))
     )
@@ -215,7 +226,8 @@ def decode_step(
       params: from `unstack_for_decode`.
       tokens: the token of each row.
       positions: its position in its own sequence (for RoPE); slots need not equal positions.
-      cache: a (keys, values) pair a layer.
+      cache: a (keys, values) pair a layer. Shifted heads' keys are written one slot ahead, so there must be one beyond
+        `slot`, and that of `slot` itself must be there already.
       slot: where this token goes, the same for all rows, so that the write is one in-place slice.
       visible: which slots each row may attend to, this one included.
 
@@ -225,15 +237,20 @@ def decode_step(
     ends = static.ends(params)
     x = ends.embed.embed(tokens[:, None])
     rope = rope_angles(static.cfg, positions[:, None])
+    next_rope = rope_angles(static.cfg, positions[:, None] + 1)
+    own = static.cfg.n_kv_heads - static.cfg.shifted_kv_heads
     updated = []
     for layer, (k_cache, v_cache) in zip(params["layers"], cache, strict=True):
 
         def attend(q, k, v, k_cache=k_cache, v_cache=v_cache):
-            k_cache = jax.lax.dynamic_update_slice(k_cache, k.transpose(0, 2, 3, 1), (0, 0, 0, slot))
+            keys = k.transpose(0, 2, 3, 1)
+            for part, head, where in ((keys[:, :own], 0, slot), (keys[:, own:], own, slot + 1)):
+                if part.shape[1]:
+                    k_cache = jax.lax.dynamic_update_slice(k_cache, part, (0, head, 0, where))
             v_cache = jax.lax.dynamic_update_slice(v_cache, v.transpose(0, 2, 1, 3), (0, 0, slot, 0))
             return cached_attention(q, k_cache, v_cache, visible), (k_cache, v_cache)
 
-        x, pair = static.layer(layer)(x, rope, attend)
+        x, pair = static.layer(layer)(x, rope, attend, next_rope)
         updated.append(pair)
     return ends.final_norm(x), updated
 

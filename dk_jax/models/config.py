@@ -34,6 +34,10 @@ class BackboneConfig:
         stream and logits are always float32, and float32 products are never rounded to TF32.
       param_dtype: type in which parameters are stored.
       head_rank: R, rank of the agents' residuals on the final hidden state; 0 shares one head.
+      shifted_kv_heads: key/value heads, the last ones, whose keys are those of the token before ("smeared keys", Elhage et
+        al. 2021, at full strength). A query then finds what followed an earlier token like itself within one layer, which
+        small models from scratch otherwise need millions of tokens to learn. 0 for published weights.
+      init_std: standard deviation of fresh weights.
       lora_rank: rank of the LoRA branch of every projection; 0 for none.
       lora_alpha: the LoRA branch is scaled by lora_alpha / lora_rank.
       remat: recompute each layer in the backward pass instead of keeping its activations.
@@ -54,6 +58,8 @@ class BackboneConfig:
     compute_dtype: Precision = "float32"
     param_dtype: Precision = "float32"
     head_rank: int = 0
+    shifted_kv_heads: int = 0
+    init_std: float = 0.02
     lora_rank: int = 0
     lora_alpha: float = 16.0
     remat: bool = False
@@ -77,6 +83,12 @@ class BackboneConfig:
                 raise ValueError(f"BackboneConfig.{name} is {getattr(self, name)!r}; choose one of {allowed}")
         if self.n_heads % self.n_kv_heads:
             raise ValueError(f"n_heads={self.n_heads} is not a multiple of n_kv_heads={self.n_kv_heads}")
+        if not 0 <= self.shifted_kv_heads <= self.n_kv_heads:
+            raise ValueError(
+                f"shifted_kv_heads={self.shifted_kv_heads} must lie between 0 and n_kv_heads={self.n_kv_heads}"
+            )
+        if self.init_std <= 0:
+            raise ValueError(f"init_std is {self.init_std}; it must be positive")
         if self.head_dim % 2:
             raise ValueError(f"head_dim={self.head_dim} is odd; rotary embeddings rotate pairs")
         if self.attention == "cudnn" and (

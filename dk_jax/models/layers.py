@@ -9,8 +9,6 @@ from jaxtyping import Array, Float, Int
 
 from dk_jax.models.config import BackboneConfig
 
-INIT_STD = 0.02
-
 
 def product_precision(dtype) -> jax.lax.Precision:
     """Keeps float32 products in float32 on accelerators, whose default for them is TF32."""
@@ -20,8 +18,8 @@ def product_precision(dtype) -> jax.lax.Precision:
 class Linear(nnx.Module):
     """y = x W (+ lora_alpha / r * (x A) B). W is [in, out]; B and so LoRA start at zero."""
 
-    def __init__(self, cfg: BackboneConfig, n_in: int, n_out: int, rngs: nnx.Rngs, std: float = INIT_STD):
-        self.kernel = nnx.Param(_normal(rngs, (n_in, n_out), std, cfg.param_dtype))
+    def __init__(self, cfg: BackboneConfig, n_in: int, n_out: int, rngs: nnx.Rngs, scale: float = 1.0):
+        self.kernel = nnx.Param(_normal(rngs, (n_in, n_out), scale * cfg.init_std, cfg.param_dtype))
         self.lora_scale = cfg.lora_alpha / cfg.lora_rank if cfg.lora_rank else None
         if cfg.lora_rank:
             # LoRA is small and trained: always float32, whatever the frozen weights are stored in.
@@ -53,7 +51,7 @@ class Table(nnx.Module):
     """A [V, D] table: embeds token ids, and turns hidden states into logits."""
 
     def __init__(self, cfg: BackboneConfig, rngs: nnx.Rngs):
-        self.table = nnx.Param(_normal(rngs, (cfg.vocab_size, cfg.d_model), INIT_STD, cfg.param_dtype))
+        self.table = nnx.Param(_normal(rngs, (cfg.vocab_size, cfg.d_model), cfg.init_std, cfg.param_dtype))
         self.dtype = cfg.dtype
 
     def embed(self, tokens: Int[Array, " ..."]) -> Float[Array, "... D"]:

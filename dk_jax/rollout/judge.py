@@ -49,8 +49,15 @@ class Judge(Protocol):
     """What turns candidates into verdicts. `phase` names the work within a run and keys the journal."""
 
     def evaluate(
-        self, requests: Sequence[Request], *, phase: str, progress: Callable[[int], None] | None = None
-    ) -> list[Verdict]: ...
+        self,
+        requests: Sequence[Request],
+        *,
+        phase: str,
+        progress: Callable[[int], None] | None = None,
+        timed: bool = True,
+    ) -> list[Verdict]:
+        """Verdicts in the order of the requests; with `timed=False` on correctness alone, their speedup 0."""
+
 
     def verify(self, arms: Sequence[Arms], *, phase: str) -> list[tuple[list[Verdict], list[Verdict]]]: ...
 
@@ -162,7 +169,8 @@ class SandboxJudge:
             return error.errors()[0]["msg"]
         return ""
 
-    def evaluate(self, requests, *, phase, progress=None):
+    def evaluate(self, requests, *, phase, progress=None, timed=True):
+        options = self.options if timed else self.options.model_copy(update={"timing": "none", "profile": False})
         keys = [_key(phase, i, r.task, r.source) for i, r in enumerate(requests)]
         verdicts: list[Verdict | None] = [self.journal.get(k) if self.journal else None for k in keys]
         for i, request in enumerate(requests):
@@ -203,7 +211,7 @@ class SandboxJudge:
                 self.client.evaluate(
                     self._task(requests[indices[0]].task),
                     [self._candidate(s) for s in part],
-                    self.options,
+                    options,
                     on_result=arrived,
                 )
 

@@ -1,7 +1,10 @@
 """The corpus of the cold start: generated kernels for many tasks, each judged by the sandbox before it is used.
 
 Which kernels there are is the language's business (`variants`); this module chooses some for each task, asks for verdicts
-and keeps them all, wrong ones too. Interrupted work continues from the judge's journal.
+and keeps them all, wrong ones too. A model learns to write a right kernel from many different tasks, and needs only some of
+them timed to learn what is fast, so the first `timed_tasks` tasks get several kernels each, judged and timed, and every other
+task a few that are only judged for correctness, at less than half the cost. Interrupted work continues from the judge's
+journal.
 """
 
 from __future__ import annotations
@@ -32,60 +35,86 @@ class Variant(Protocol):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CorpusConfig:
-    """How many kernels a task, and the share of them that is meant to be wrong or broken."""
+    """How many kernels a task.
 
+    Attributes:
+        timed_tasks: tasks, from the first one on, whose kernels are timed.
+        variants_per_task: right kernels of a timed task.
+        untimed_variants: right kernels of every other task.
+        wrong_share: kernels that are meant to be wrong or broken, added to these, for each right one (on average).
+    """
+
+    timed_tasks: int
     variants_per_task: int
+    untimed_variants: int
     wrong_share: float
 
 
-def choose(variants: Sequence[Variant], *, config: CorpusConfig, rng: np.random.Generator) -> list[Variant]:
-    """Draws `variants_per_task` distinct kernels: right and wrong ones by share, spread evenly over technique sets.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Chosen:
+    """A kernel that is to be judged."""
 
-    The first one is always a right one without any technique where there is one, so that each task shows its plain form.
-    """
-    right = [v for v in variants if v.intent in ("good", "slow")]
-    wrong = [v for v in variants if v.intent not in ("good", "slow")]
-    n_wrong = min(len(wrong), int(rng.binomial(config.variants_per_task, config.wrong_share)))
-    n_right = min(len(right), config.variants_per_task - n_wrong)
+    task: Task
+    variant: Variant
+    timed: bool
+
+
+def choose(variants: Sequence[Variant], count: int, *, wrong_share: float, rng: np.random.Generator) -> list[Variant]:
+    """Draws at most `count` distinct right kernels, spread evenly over technique sets, then about `wrong_share` as many wrong."""
     by_set: dict[frozenset[str], list[Variant]] = {}
-    for v in right:
-        by_set.setdefault(v.techniques, []).append(v)
+    for v in variants:
+        if v.intent in ("good", "slow"):
+            by_set.setdefault(v.techniques, []).append(v)
     pools = [[pool[i] for i in rng.permutation(len(pool))] for pool in by_set.values()]
-    order = list(rng.permutation(len(pools)))
-    plain = [i for i in order if not pools[i][0].techniques]
-    order = plain + [i for i in order if i not in plain]
     picked: list[Variant] = []
-    while len(picked) < n_right:
-        for i in order:
-            if pools[i] and len(picked) < n_right:
+    while len(picked) < count and any(pools):
+        for i in rng.permutation(len(pools)):
+            if pools[i] and len(picked) < count:
                 picked.append(pools[i].pop())
-    return picked + [wrong[i] for i in rng.permutation(len(wrong))[:n_wrong]]
+    wrong = [v for v in variants if v.intent not in ("good", "slow")]
+    return picked + [wrong[i] for i in rng.permutation(len(wrong))[: int(rng.binomial(count, wrong_share))]]
 
 
-def build_corpus(
-    tasks: Sequence[Task],
-    variants: Callable[[Task], Sequence[Variant]],
-    judge: Judge,
-    *,
-    config: CorpusConfig,
-    seed: int,
-    progress: Callable[[int], None] | None = None,
+def choose_all(
+    tasks: Sequence[Task], variants: Callable[[Task], Sequence[Variant]], *, config: CorpusConfig, seed: int
+) -> list[Chosen]:
+    """Kernels of every task, the most important tasks first (see CorpusConfig.timed_tasks)."""
+    out = []
+    for position, task in enumerate(tasks):
+        rng = np.random.default_rng(derive_seed(seed, "corpus", task.name))
+        timed = position < config.timed_tasks
+        count = config.variants_per_task if timed else config.untimed_variants
+        out += [
+            Chosen(task=task, variant=v, timed=timed)
+            for v in choose(variants(task), count, wrong_share=config.wrong_share, rng=rng)
+        ]
+    return out
+
+
+def judge_all(
+    chosen: Sequence[Chosen], judge: Judge, *, progress: Callable[[int], None] | None = None
 ) -> tuple[list[JudgedKernel], dict[str, int]]:
-    """Judges chosen kernels of every task.
+    """Judges the chosen kernels.
+
+    Args:
+        progress: called with the number of newly judged kernels.
 
     Returns:
         The judged kernels, and counts: kernels, correct, tasks, `surprises` (a kernel that was meant to be right and is not, or
         the reverse: a generator bug or a timing accident, logged), and each outcome. Kernels of rejected tasks are dropped.
+
+    Raises:
+        RuntimeError: no kernel was judged correct.
     """
-    chosen: list[tuple[Task, Variant]] = []
-    for task in tasks:
-        rng = np.random.default_rng(derive_seed(seed, "corpus", task.name))
-        chosen += [(task, v) for v in choose(variants(task), config=config, rng=rng)]
-    verdicts = judge.evaluate(
-        [Request(task=task, source=v.source) for task, v in chosen], phase="corpus", progress=progress
-    )
+    order = sorted(range(len(chosen)), key=lambda i: not chosen[i].timed)
+    chosen = [chosen[i] for i in order]
+    requests = [Request(task=c.task, source=c.variant.source) for c in chosen]
+    n_timed = sum(c.timed for c in chosen)
+    verdicts = judge.evaluate(requests[:n_timed], phase="corpus", progress=progress)
+    verdicts += judge.evaluate(requests[n_timed:], phase="corpus/untimed", progress=progress, timed=False)
     kernels, counts = [], Counter()
-    for (task, variant), verdict in zip(chosen, verdicts, strict=True):
+    for c, verdict in zip(chosen, verdicts, strict=True):
+        task, variant = c.task, c.variant
         counts[verdict.outcome] += 1
         if verdict.outcome in ("task_rejected", "infra_error", "cancelled"):
             continue

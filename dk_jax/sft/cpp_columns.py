@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dk_jax.sft.cpp_ops import Access, Code, Variant, spec_of, statements, variant
-from dk_jax.tasks.spec import MapStage
+from dk_jax.sft.cpp_ops import Access, Code, Variant, mark, spec_of, statements, variant
+from dk_jax.tasks.spec import ColReduce, MapStage
 from dk_jax.tasks.task import Task
 
 _TILE = 16
@@ -42,9 +42,15 @@ def _load(code: Code, pre: tuple[MapStage, ...]) -> Code:
     return code.add("float v = x[r + j];", *statements(pre, Access(column="j", flat="r + j")))
 
 
-def _finish(code: Code, fn: str, post: tuple[MapStage, ...], s: str, j: str = "j") -> Code:
+def _fold(reduction: ColReduce, s: str) -> str:
+    return mark(reduction) + _FOLD[reduction.fn].format(s=s)
+
+
+def _finish(code: Code, reduction: ColReduce, post: tuple[MapStage, ...], s: str, j: str = "j") -> Code:
     return code.add(
-        f"float v = {_RESULT[fn].format(s=s)};", *statements(post, Access(column=j, flat=j)), f"out[{j}] = v;"
+        f"{mark(reduction)}float v = {_RESULT[reduction.fn].format(s=s)};",
+        *statements(post, Access(column=j, flat=j)),
+        f"out[{j}] = v;",
     )
 
 
@@ -58,8 +64,8 @@ def _column_by_column(task: Task, outer: str | None, intent: str, *techniques: s
         .loop("i", "x_d0")
         .add("long r = i * x_d1;")
     )
-    _load(code, pre).add(_FOLD[fn].format(s="s")).close()
-    return variant(_finish(code, fn, post, "s"), intent, _fused(task), *techniques)
+    _load(code, pre).add(_fold(reduction, "s")).close()
+    return variant(_finish(code, reduction, post, "s"), intent, _fused(task), *techniques)
 
 
 def _row_by_row(task: Task, simd: bool, intent: str, *techniques: str) -> Variant:
@@ -71,9 +77,9 @@ def _row_by_row(task: Task, simd: bool, intent: str, *techniques: str) -> Varian
         .loop("i", "x_d0")
         .add("long r = i * x_d1;")
     )
-    _load(code.loop("j", "x_d1", inner), pre).add(_FOLD[fn].format(s="out[j]")).close(2)
+    _load(code.loop("j", "x_d1", inner), pre).add(_fold(reduction, "out[j]")).close(2)
     if _RESULT[fn] != "{s}" or post:
-        _finish(code.loop("j", "x_d1", inner), fn, post, "out[j]")
+        _finish(code.loop("j", "x_d1", inner), reduction, post, "out[j]")
     return variant(code, intent, _fused(task), *techniques)
 
 
@@ -86,9 +92,9 @@ def _reduction_clause(task: Task) -> Variant:
     code.loop("i", "x_d0", f"parallel for reduction({clause}:t[:x_d1])").add("long r = i * x_d1;").loop(
         "j", "x_d1", "simd"
     )
-    _load(code, pre).add(_FOLD[fn].format(s="t[j]")).close(2).loop("j", "x_d1")
+    _load(code, pre).add(_fold(reduction, "t[j]")).close(2).loop("j", "x_d1")
     return variant(
-        _finish(code, fn, post, "t[j]"),
+        _finish(code, reduction, post, "t[j]"),
         "good",
         _fused(task),
         "parallel",
@@ -105,9 +111,9 @@ def _strips(task: Task, outer: str | None, simd: bool, intent: str, *techniques:
     code = Code(task).loop("b", "x_d1", outer, step=_STRIP)
     code.add(f"float t[{_STRIP}];", f"for (long k = 0; k < {_STRIP}; ++k) t[k] = {_INIT[fn]};")
     code.loop("i", "x_d0").add("long r = i * x_d1;").loop("k", str(_STRIP), inner).add("long j = b + k;")
-    _load(code, pre).add(_FOLD[fn].format(s="t[k]")).close(2).loop("k", str(_STRIP)).add("long j = b + k;")
+    _load(code, pre).add(_fold(reduction, "t[k]")).close(2).loop("k", str(_STRIP)).add("long j = b + k;")
     return variant(
-        _finish(code, fn, post, "t[k]"), intent, _fused(task), "loop_interchange", "blocked", *techniques
+        _finish(code, reduction, post, "t[k]"), intent, _fused(task), "loop_interchange", "blocked", *techniques
     )
 
 
@@ -125,14 +131,14 @@ def _columns_separate(task: Task, fast: bool) -> Variant:
         code.add(f"for (long j = 0; j < x_d1; ++j) out[j] = {_INIT[fn]};").loop("i", "x_d0").loop(
             "j", "x_d1", "simd"
         )
-        code.add("float v = a[i * x_d1 + j];", _FOLD[fn].format(s="out[j]")).close(2).loop(
+        code.add("float v = a[i * x_d1 + j];", _fold(reduction, "out[j]")).close(2).loop(
             "j", "x_d1", "simd"
         )
-        _finish(code, fn, post, "out[j]")
+        _finish(code, reduction, post, "out[j]")
         return variant(code, "slow", "separate_passes", "parallel", "simd", "loop_interchange")
     code.loop("j", "x_d1").add(f"float s = {_INIT[fn]};").loop("i", "x_d0").add("float v = a[i * x_d1 + j];")
-    code.add(_FOLD[fn].format(s="s")).close()
-    return variant(_finish(code, fn, post, "s"), "slow", "separate_passes", "strided_access")
+    code.add(_fold(reduction, "s")).close()
+    return variant(_finish(code, reduction, post, "s"), "slow", "separate_passes", "strided_access")
 
 
 def transpose_variants(task: Task) -> list[Variant]:

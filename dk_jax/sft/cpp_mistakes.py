@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from dk_jax.sft.cpp_ops import Variant
 
-_STATEMENT = re.compile(r"^ *v = .*;\n", re.MULTILINE)
+_STATEMENT = re.compile(r"^ *(?:/\*\d+\*/ )?v = .*;\n", re.MULTILINE)
 _STEP_CONSTANT = re.compile(r"(?<=v = v [-+*/] )\d+\.\d+f(?=;)")
 
 Mistake = Callable[[str], str]
@@ -45,7 +45,7 @@ def _accumulator_not_reset(source: str) -> str:
 
 def _sum_overwritten(source: str) -> str:
     """`=` where `+=` was meant (in an inclusive scan the two are the same)."""
-    return source if "inscan" in source else re.sub(r"(?m)^( *\S+) \+= (.*;)$", r"\1 = \2", source)
+    return source if "inscan" in source else re.sub(r"(?m)^( *(?:/\*\d+\*/ )?\S+) \+= (.*;)$", r"\1 = \2", source)
 
 
 _WRONG: tuple[Mistake, ...] = (

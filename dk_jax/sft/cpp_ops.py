@@ -1,9 +1,10 @@
 """C++ text of a spec's elementwise stages and the pieces that every kernel generator shares.
 
 A reference line becomes one statement on the running value `v`, in the same order and with the same
-constants, so that a small model can translate line by line whatever the composition. What a generator chooses
-is the schedule around those
-statements.
+constants, so that a small model can translate line by line whatever the composition. Each such statement is
+marked with the number of its reference line, /*2*/ for the second, in every pass that computes it: a reader
+finds the line by its mark, and a model that writes the mark first knows which line it is translating. What a
+generator chooses is the schedule around those statements.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from dk_jax.tasks.ops import number
-from dk_jax.tasks.spec import MapStage, OpSpec, Scalar, Tensor, Unary, Vector
+from dk_jax.tasks.spec import MapStage, OpSpec, Scalar, Stage, Tensor, Unary, Vector
 from dk_jax.tasks.task import Task
 
 UNARY: dict[str, str] = {
@@ -86,9 +87,14 @@ def constant(value: float) -> str:
     return number(value) + "f"
 
 
+def mark(stage: Stage) -> str:
+    """The comment that says which reference line a statement belongs to."""
+    return f"/*{stage.line}*/ "
+
+
 def statements(stages: Iterable[MapStage], access: Access, v: str = "v") -> list[str]:
-    """One C++ statement a stage on the running value `v`."""
-    return [f"{v} = {_value(stage, access, v)};" for stage in stages]
+    """One marked C++ statement a stage on the running value `v`."""
+    return [f"{mark(stage)}{v} = {_value(stage, access, v)};" for stage in stages]
 
 
 def uses_columns(stages: Iterable[MapStage]) -> bool:

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dk_jax.sft.cpp_ops import Access, Code, Variant, spec_of, statements, variant
-from dk_jax.tasks.spec import MapStage
+from dk_jax.sft.cpp_ops import Access, Code, Variant, mark, spec_of, statements, variant
+from dk_jax.tasks.spec import MapStage, Stage
 from dk_jax.tasks.task import Task
 
 _LOW, _HIGH = "-1e30f", "1e30f"  # not INFINITY: the kernels are built with finite-math-only
@@ -228,7 +228,7 @@ def _loads(code: Code, pre: tuple[MapStage, ...], source: str = "x") -> None:
     code.add(f"float v = {source}[r + j];", *statements(pre, row_access()))
 
 
-def _passes(code: Code, pre: tuple[MapStage, ...], recipe: Recipe, schedule: _Schedule) -> str:
+def _passes(code: Code, pre: tuple[MapStage, ...], stage: Stage, recipe: Recipe, schedule: _Schedule) -> str:
     """Write a recipe's passes; the answer is where the values now are: `x` (to be mapped again) or `out`."""
     source = "x"
     for step in recipe.passes:
@@ -238,22 +238,22 @@ def _passes(code: Code, pre: tuple[MapStage, ...], recipe: Recipe, schedule: _Sc
         _loads(code, pre if source == "x" else (), source)
         if schedule.cached and source == "x":
             code.add("out[r + j] = v;")
-        code.add(step.fold()).close().add(*(line.format(n="x_d1") for line in step.after))
+        code.add(mark(stage) + step.fold()).close().add(*(line.format(n="x_d1") for line in step.after))
         if schedule.cached:
             source = "out"
     return source
 
 
 def _norm(task: Task, schedule: _Schedule, recipe: Recipe, *techniques: str) -> Variant:
-    pre, _, post = spec_of(task).split()
+    pre, norm, post = spec_of(task).split()
     code = _start(task, schedule.outer)
-    source = _passes(code, pre, recipe, schedule)
+    source = _passes(code, pre, norm, recipe, schedule)
     if not schedule.divided:
         code.add(*(line.format(n="x_d1") for line in recipe.hoisted))
     result = recipe.divided if schedule.divided and recipe.divided else recipe.result
     code.loop("j", "x_d1", _simd(schedule.inner, threads=schedule.threads_inside))
     _loads(code, pre if source == "x" else (), source)
-    code.add(f"v = {result.format(n='x_d1')};", *statements(post, row_access()), "out[r + j] = v;")
+    code.add(f"{mark(norm)}v = {result.format(n='x_d1')};", *statements(post, row_access()), "out[r + j] = v;")
     hoisted = "hoisted" if recipe.hoisted and not schedule.divided else None
     return variant(
         code, schedule.intent, *schedule.techniques, hoisted, "fused" if pre or post else None, *techniques
@@ -262,7 +262,7 @@ def _norm(task: Task, schedule: _Schedule, recipe: Recipe, *techniques: str) -> 
 
 def _softmax_kept(task: Task, parallel: bool, simd: bool) -> Variant:
     """Exponentials are computed once and kept in out."""
-    pre, _, post = spec_of(task).split()
+    pre, norm, post = spec_of(task).split()
     code = (
         _start(task, "parallel for" if parallel else None)
         .add(f"float m = {_LOW};")
@@ -271,14 +271,14 @@ def _softmax_kept(task: Task, parallel: bool, simd: bool) -> Variant:
     _loads(code, pre)
     if pre:
         code.add("out[r + j] = v;")
-    code.add("m = fmaxf(m, v);").close().add("float s = 0.0f;").loop(
+    code.add(f"{mark(norm)}m = fmaxf(m, v);").close().add("float s = 0.0f;").loop(
         "j", "x_d1", _simd(simd, "reduction(+:s)")
     )
     _loads(code, (), "out" if pre else "x")
-    code.add("v = expf(v - m);", "s += v;", "out[r + j] = v;").close().add("float q = 1.0f / s;").loop(
+    code.add(f"{mark(norm)}v = expf(v - m);", "s += v;", "out[r + j] = v;").close().add("float q = 1.0f / s;").loop(
         "j", "x_d1", _simd(simd)
     )
-    code.add("float v = out[r + j];", "v = v * q;", *statements(post, row_access()), "out[r + j] = v;")
+    code.add("float v = out[r + j];", f"{mark(norm)}v = v * q;", *statements(post, row_access()), "out[r + j] = v;")
     names = ("parallel" if parallel else None, "simd" if simd else None, "fused" if pre or post else None)
     return variant(code, "good" if simd else "slow", *names, "cached_row", "hoisted")
 
@@ -288,24 +288,24 @@ def _online(task: Task) -> Variant:
     pre, norm, post = spec_of(task).split()
     code = _start(task, "parallel for").add(f"float m = {_LOW};", "float s = 0.0f;").loop("j", "x_d1")
     _loads(code, pre)
-    code.add("float n = fmaxf(m, v);", "s = s * expf(m - n) + expf(v - n);", "m = n;").close()
+    code.add(f"{mark(norm)}float n = fmaxf(m, v);", "s = s * expf(m - n) + expf(v - n);", "m = n;").close()
     code.add(*NORMS[norm.fn].hoisted).loop("j", "x_d1", "simd")
     _loads(code, pre)
-    code.add(f"v = {NORMS[norm.fn].result};", *statements(post, row_access()), "out[r + j] = v;")
+    code.add(f"{mark(norm)}v = {NORMS[norm.fn].result};", *statements(post, row_access()), "out[r + j] = v;")
     return variant(code, "slow", "parallel", "online", "hoisted", "fused" if pre or post else None)
 
 
 def _layer_norm_one_pass(task: Task, parallel: bool) -> Variant:
-    pre, _, post = spec_of(task).split()
+    pre, norm, post = spec_of(task).split()
     code = _start(task, "parallel for" if parallel else None).add("float s = 0.0f;", "float t = 0.0f;")
     code.loop("j", "x_d1", "simd reduction(+:s, t)")
     _loads(code, pre)
-    code.add("s += v;", "t += v * v;").close().add(
+    code.add(f"{mark(norm)}s += v;", "t += v * v;").close().add(
         "float m = s / x_d1;", f"float q = 1.0f / sqrtf(t / x_d1 - m * m + {_EPS});"
     )
     code.loop("j", "x_d1", "simd")
     _loads(code, pre)
-    code.add("v = (v - m) * q;", *statements(post, row_access()), "out[r + j] = v;")
+    code.add(f"{mark(norm)}v = (v - m) * q;", *statements(post, row_access()), "out[r + j] = v;")
     names = ("parallel" if parallel else None, "fused" if pre or post else None)
     return variant(code, "good", *names, "simd", "one_pass", "hoisted")
 
@@ -328,10 +328,10 @@ def _norm_separate(task: Task, fast: bool) -> Variant:
             "j", "x_d1", _simd(fast, f"reduction({step.clause}:{step.name})")
         )
         _loads(code, (), source)
-        code.add(step.fold()).close().add(*(line.format(n="x_d1") for line in step.after))
+        code.add(mark(norm) + step.fold()).close().add(*(line.format(n="x_d1") for line in step.after))
     code.add(*(line.format(n="x_d1") for line in recipe.hoisted)).loop("j", "x_d1", inner)
     _loads(code, (), source)
-    code.add(f"v = {recipe.result.format(n='x_d1')};", "out[r + j] = v;").close(2)
+    code.add(f"{mark(norm)}v = {recipe.result.format(n='x_d1')};", "out[r + j] = v;").close(2)
     if post:
         code.loop("i", "x_d0", outer).add("long r = i * x_d1;").loop("j", "x_d1", inner)
         _loads(code, post, "out")
@@ -340,9 +340,9 @@ def _norm_separate(task: Task, fast: bool) -> Variant:
     return variant(code, "slow", "separate_passes", *names, "hoisted" if recipe.hoisted else None)
 
 
-def _finish(code: Code, recipe: Recipe, post: tuple[MapStage, ...]) -> None:
+def _finish(code: Code, stage: Stage, recipe: Recipe, post: tuple[MapStage, ...]) -> None:
     code.add(
-        f"float v = {recipe.result.format(n='x_d1')};",
+        f"{mark(stage)}float v = {recipe.result.format(n='x_d1')};",
         *statements(post, Access(column="0", flat="i")),
         "out[i] = v;",
     )
@@ -352,8 +352,8 @@ def _reduce(task: Task, schedule: _Schedule) -> Variant:
     pre, reduction, post = spec_of(task).split()
     recipe = REDUCTIONS[reduction.fn]
     code = _start(task, schedule.outer)
-    _passes(code, pre, recipe, schedule)
-    _finish(code, recipe, post)
+    _passes(code, pre, reduction, recipe, schedule)
+    _finish(code, reduction, recipe, post)
     return variant(code, schedule.intent, *schedule.techniques, "fused" if pre or post else None)
 
 
@@ -368,11 +368,11 @@ def _reduce_lanes(task: Task, outer: str | None, inner: str | None, intent: str,
     code.loop("j", "x_d1", step=_LANES).loop("k", str(_LANES), inner).add(
         "long c = j + k;", "float v = x[r + c];"
     )
-    code.add(*statements(pre, row_access("c")), step.fold("t[k]")).close(2)
+    code.add(*statements(pre, row_access("c")), mark(reduction) + step.fold("t[k]")).close(2)
     code.add(
         f"float {step.name} = {step.init};", f"for (long k = 0; k < {_LANES}; ++k) {step.fold(value='t[k]')}"
     )
-    _finish(code, recipe, post)
+    _finish(code, reduction, recipe, post)
     return variant(code, intent, *techniques, "fused" if pre or post else None)
 
 
@@ -395,6 +395,6 @@ def _reduce_separate(task: Task, fast: bool) -> Variant:
             "j", "x_d1", _simd(fast, f"reduction({step.clause}:{step.name})")
         )
         _loads(code, (), "a")
-        code.add(step.fold()).close().add(*(line.format(n="x_d1") for line in step.after))
-    _finish(code, recipe, post)
+        code.add(mark(reduction) + step.fold()).close().add(*(line.format(n="x_d1") for line in step.after))
+    _finish(code, reduction, recipe, post)
     return variant(code, "slow", "separate_passes", *(("parallel", "simd") if fast else ()))

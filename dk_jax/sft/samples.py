@@ -41,7 +41,9 @@ class SampleConfig:
     """How many samples, and of what.
 
     Attributes:
-        samples_per_task: policy trajectories a task, half of them with an injected skill.
+        samples_per_task: policy trajectories of a task with timed kernels, half of them with an injected skill.
+        untimed_samples: the same of a task whose kernels were judged for correctness only; these have one turn, or two where
+            the first shows a wrong kernel, and no selection or summary samples.
         wrong_share: share of first turns that show a wrong or broken kernel (not imitated).
         max_skills: skills a selection call may name.
         headers: most headers shown to the selection agent.
@@ -50,6 +52,7 @@ class SampleConfig:
 
     style: str
     samples_per_task: int
+    untimed_samples: int
     wrong_share: float
     max_skills: int
     headers: int
@@ -121,9 +124,12 @@ def make_samples(
         if not correct:
             continue
         maker = _TaskSamples(view=views[task], correct=correct, wrong=wrong, topics=topics, config=config, rng=rng)
-        for i in range(config.samples_per_task):
-            samples.append(maker.policy(with_skill=i % 2 == 1))
-        samples += maker.selections() + maker.summaries()
+        timed = any(k.verdict.speedup > 0 for k in correct)
+        for i in range(config.samples_per_task if timed else config.untimed_samples):
+            with_skill = i % 2 == 1 if timed else bool(rng.random() < 0.3)
+            samples.append(maker.policy(with_skill=with_skill, timed=timed))
+        if timed:
+            samples += maker.selections() + maker.summaries()
     return samples
 
 
@@ -148,7 +154,7 @@ class _TaskSamples:
         other = set(beyond.techniques) if beyond is not None else None
         return [t for t in self.topics if t.techniques <= own and (other is None or not t.techniques <= other)]
 
-    def policy(self, *, with_skill: bool) -> Sample:
+    def policy(self, *, with_skill: bool, timed: bool) -> Sample:
         style = self.config.style
         skills: list[Skill] = []
         first = self._pick(self.correct)
@@ -160,15 +166,16 @@ class _TaskSamples:
                     other = _skill(self._phrase(self._pick(self.topics)))
                     if other.name != skills[0].name:
                         skills.insert(int(self.rng.integers(2)), other)
-        elif self.wrong and self.rng.random() < self.config.wrong_share:
+        elif self.wrong and (not timed or self.rng.random() < self.config.wrong_share):
             first = self._pick(self.wrong)
-        second = self._improve(first)
-        turns = (
-            (policy.render_first(self.view, skills, style=style), policy.format(first.source, self.view, style=style), first.verdict.correct),
-            (policy.render_feedback(first.verdict, style=style), policy.format(second.source, self.view, style=style), True),
-        )
+        turns = [
+            (policy.render_first(self.view, skills, style=style), policy.format(first.source, self.view, style=style), first.verdict.correct)
+        ]
+        if timed or not first.verdict.correct:
+            second = self._improve(first)
+            turns.append((policy.render_feedback(first.verdict, style=style), policy.format(second.source, self.view, style=style), True))
         kind = "policy_with_skill" if skills else "policy"
-        return Sample(agent="policy", kind=kind, task=self.view.name, turns=turns)
+        return Sample(agent="policy", kind=kind, task=self.view.name, turns=tuple(turns))
 
     def _improve(self, first: JudgedKernel) -> JudgedKernel:
         if not first.verdict.correct:

@@ -20,6 +20,8 @@ reference (`tasks.render`), C++ kernels (`sft.cpp_kernels`) and Triton modules.
     Cumsum          [R, C] -> [R, C]                                             x = torch.cumsum(x, dim=-1)
     Branch          unchanged                what its own stages name            r = x
 
+An OpSpec numbers its stages: `stage.line` is the number of its line in the reference's forward, from 1.
+
 Everything is float32 and contiguous. What the names of functions mean numerically is said once, in
 `tasks.ops`.
 """
@@ -27,7 +29,7 @@ Everything is float32 and contiguous. What the names of functions mean numerical
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 Shape = tuple[int, ...]
@@ -43,6 +45,7 @@ class Unary:
 
     fn: str
     constants: tuple[float, ...] = ()
+    line: int = field(default=0, compare=False, repr=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +54,7 @@ class Scalar:
 
     op: Binary
     value: float
+    line: int = field(default=0, compare=False, repr=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +64,7 @@ class Vector:
     op: Binary
     name: str
     draw: Draw = "normal"
+    line: int = field(default=0, compare=False, repr=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +82,7 @@ class Tensor:
     fn: str | None = None
     factor: float | None = None
     draw: Draw = "normal"
+    line: int = field(default=0, compare=False, repr=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +91,7 @@ class RowNorm:
     l1_normalize, center, max_shift."""
 
     fn: str
+    line: int = field(default=0, compare=False, repr=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +99,7 @@ class RowReduce:
     """x = fn(x) over each row: sum, mean, amax, amin, l2, var (biased), logsumexp."""
 
     fn: str
+    line: int = field(default=0, compare=False, repr=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +107,7 @@ class ColReduce:
     """x = fn(x) over each column: sum, mean, amax, l2."""
 
     fn: str
+    line: int = field(default=0, compare=False, repr=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +118,7 @@ class Linear:
     name: str
     width: int
     bias: bool = True
+    line: int = field(default=0, compare=False, repr=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,11 +129,14 @@ class Matmul:
     width: int
     transposed: bool = False
     draw: Draw = "normal"
+    line: int = field(default=0, compare=False, repr=False)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Transpose:
     """x = x.t(), made contiguous."""
+
+    line: int = field(default=0, compare=False, repr=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,11 +148,14 @@ class Window:
     size: int
     stride: int = 1
     name: str | None = None
+    line: int = field(default=0, compare=False, repr=False)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cumsum:
     """x = running sum along each row."""
+
+    line: int = field(default=0, compare=False, repr=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,6 +164,7 @@ class Branch:
 
     name: str
     stages: tuple[Stage, ...] = ()
+    line: int = field(default=0, compare=False, repr=False)
 
 
 MapStage = Unary | Scalar | Vector | Tensor
@@ -212,6 +229,7 @@ class OpSpec:
     def __post_init__(self):
         if not self.stages:
             raise ValueError("OpSpec.stages is empty: give at least one stage")
+        object.__setattr__(self, "stages", _numbered(self.stages, 1))
         names = [argument.name for argument in self.arguments]
         if len(set(names)) != len(names):
             raise ValueError(f"OpSpec names an operand twice ({names}): give each operand a name of its own")
@@ -286,6 +304,17 @@ def walk(spec: OpSpec) -> Iterator[Step]:
       ValueError: a stage does not fit the shape it meets.
     """
     yield from _walk(spec.stages, (spec.rows, spec.cols), set(), None)
+
+
+def _numbered(stages: tuple[Stage, ...], line: int) -> tuple[Stage, ...]:
+    """The stages with their lines; a branch's first stage shares the branch's line."""
+    out: list[Stage] = []
+    for stage in stages:
+        if isinstance(stage, Branch):
+            stage = replace(stage, stages=_numbered(stage.stages, line))
+        out.append(replace(stage, line=line))
+        line += max(1, len(stage.stages)) if isinstance(stage, Branch) else 1
+    return tuple(out)
 
 
 def _walk(stages: tuple[Stage, ...], shape: Shape, known: set[str], branch: str | None) -> Iterator[Step]:

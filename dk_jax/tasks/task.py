@@ -62,11 +62,12 @@ class Task:
     @cached_property
     def compact(self) -> str:
         """The task in few tokens for a small model: shapes, forward's statements without prefixes, and the C
-        signature."""
+        signature. Statements are marked with their numbers as in the cold start's kernels (`sft.cpp_ops`)."""
         lines = [re.sub(r"\b(?:self|torch|F|nn)\.", "", line) for line in _forward_statements(self)]
         if self.spec is None:
             return "\n".join(lines)
         shapes = "; ".join(" ".join([name, *map(str, shape)]) for name, shape in self.arguments)
+        lines = [f"/*{number}*/ {line}" for number, line in enumerate(lines, 1)]
         return "\n".join([shapes, *lines, self.cpp_signature])
 
 

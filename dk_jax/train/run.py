@@ -39,7 +39,7 @@ from dk_jax.rollout.judge import Journal
 from dk_jax.rollout.trajectory import Trajectory, load_trajectories, save_trajectories
 from dk_jax.rollout.verify import Verifier
 from dk_jax.sft import training as sft
-from dk_jax.sft.corpus import CorpusConfig, build_corpus
+from dk_jax.sft.corpus import CorpusConfig, choose_all, judge_all
 from dk_jax.sft.samples import SampleConfig, load_kernels, make_samples, save_kernels, to_row
 from dk_jax.skills.library import SkillLibrary
 from dk_jax.train import setup
@@ -101,17 +101,16 @@ class Run:
         variants, _ = setup.kernel_variants(self.cfg.sandbox.language)
         tasks = (*self.tasks.train, *self.tasks.generated)
         started = time.monotonic()
-        with tqdm(total=len(tasks) * self.cfg.corpus.variants_per_task, desc="judging the corpus", unit="kernel") as bar:
-            kernels, counts = build_corpus(
-                tasks,
-                variants,
-                self.judge("corpus"),
-                config=CorpusConfig(
-                    variants_per_task=self.cfg.corpus.variants_per_task, wrong_share=self.cfg.corpus.wrong_share
-                ),
-                seed=self.cfg.seed,
-                progress=bar.update,
-            )
+        c = self.cfg.corpus
+        config = CorpusConfig(
+            timed_tasks=c.timed_tasks or len(tasks),
+            variants_per_task=c.variants_per_task,
+            untimed_variants=c.untimed_variants,
+            wrong_share=c.wrong_share,
+        )
+        chosen = choose_all(tasks, variants, config=config, seed=self.cfg.seed)
+        with tqdm(total=len(chosen), desc="judging the corpus", unit="kernel") as bar:
+            kernels, counts = judge_all(chosen, self.judge("corpus"), progress=bar.update)
         save_kernels(path, kernels)
         (self.workdir / "journal_corpus.jsonl").unlink(missing_ok=True)
         self.metrics.scalars("corpus", 0, {**counts, "seconds": time.monotonic() - started})
@@ -123,6 +122,7 @@ class Run:
         config = SampleConfig(
             style=self.cfg.style,
             samples_per_task=self.cfg.corpus.samples_per_task,
+            untimed_samples=self.cfg.corpus.untimed_samples,
             wrong_share=self.cfg.corpus.wrong_share,
             max_skills=self.cfg.rollout.max_skills,
             headers=self.cfg.rollout.headers,
@@ -306,7 +306,7 @@ class Run:
 
     def collect(self, state: TrainState, sampler, judge, verifier, progress=None) -> StepRollouts:
         """The rollouts of the step after `state`."""
-        tasks = setup.step_tasks(self.tasks.train, state.step, count=self.cfg.rollout.tasks, seed=self.cfg.seed)
+        tasks = setup.step_tasks(self.tasks.rl, state.step, count=self.cfg.rollout.tasks, seed=self.cfg.seed)
         return collect(
             self.speaker(sampler, state.trainable),
             judge,

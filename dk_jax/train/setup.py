@@ -35,15 +35,25 @@ class ConfigError(ValueError):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TaskSets:
-    """Tasks of a run: RL trains on `train`, the cold start also on `generated`, evaluation on `held_out`."""
+    """Tasks of a run: the cold start trains on `train` and `generated`, RL on `train` and the first `rl_generated` of
+    `generated`; evaluation is on `held_out`.
+    """
 
     train: tuple[Task, ...]
     held_out: tuple[Task, ...]
     generated: tuple[Task, ...]
+    rl_generated: int = 0
+
+    @property
+    def rl(self) -> tuple[Task, ...]:
+        """Tasks of the RL phase."""
+        return self.train + self.generated[: self.rl_generated]
 
     def siblings(self, task: Task) -> tuple[Task, ...]:
-        """Other training tasks of the same family."""
-        return tuple(t for t in self.train if t.family == task.family and t.name != task.name)
+        """Other training tasks of the same family or, for a task alone in its family, of the same kind."""
+        others = [t for t in self.train if t.name != task.name]
+        family = tuple(t for t in others if t.family == task.family)
+        return family or tuple(t for t in others if task.spec is not None and t.spec is not None and t.spec.kind == task.spec.kind)
 
 
 def load_tasks(cfg: ConfigDict) -> TaskSets:
@@ -67,7 +77,7 @@ def load_tasks(cfg: ConfigDict) -> TaskSets:
         raise ConfigError(
             f"tasks.levels={tuple(sorted(levels))} leaves {len(train)} training and {len(held_out)} held-out tasks: both must be > 0"
         )
-    return TaskSets(train=train, held_out=held_out, generated=tuple(generated))
+    return TaskSets(train=train, held_out=held_out, generated=tuple(generated), rl_generated=cfg.tasks.rl_generated)
 
 
 def step_tasks(tasks: Sequence[Task], step: int, *, count: int, seed: int) -> list[Task]:
@@ -144,6 +154,8 @@ def make_model(cfg: ConfigDict, codec: Codec) -> Model:
             tie_embeddings=m.tie_embeddings,
             compute_dtype=m.compute_dtype,
             head_rank=m.head_rank,
+            shifted_kv_heads=m.shifted_kv_heads,
+            init_std=m.init_std,
             lora_rank=m.lora_rank,
             lora_alpha=m.lora_alpha,
             remat=m.remat,

@@ -389,7 +389,7 @@ class Judge:
             verdict.coverage = 1.0
         on_gpu = job.task.device != "cpu"
         if options.timing == "none" or verdict.untimed:
-            if on_gpu:
+            if on_gpu and options.profile:
                 self._cover(job, candidate, trial.slots[0], verdict)
             verdict.untimed = verdict.untimed or "speed was not measured"
             return

@@ -20,6 +20,7 @@ from dk_jax.models import (
     trainable_mask,
 )
 from dk_jax.models import hidden_states as eager_hidden_states
+from dk_jax.models.backbone import prefill
 from dk_jax.models import token_log_probs as eager_token_log_probs
 
 TINY = BackboneConfig(
@@ -77,6 +78,20 @@ class TestHiddenStates:
         a, b = (hidden_states(static, params, t, jnp.array([10])) for t in (tokens, changed))
         np.testing.assert_array_equal(a[0, :7], b[0, :7])
         assert np.any(a[0, 7] != b[0, 7])
+
+    def test_shifted_heads_see_the_key_of_the_token_before(self):
+        """One layer whose queries are constant: the attention weight on a token follows its predecessor alone."""
+        cfg = dataclasses.replace(TINY, n_layers=1, n_heads=1, n_kv_heads=1, shifted_kv_heads=1, init_std=0.5)
+        static, params = _built(cfg)
+        tokens, lengths = _tokens(cfg, (1, 9)), jnp.array([9])
+        kept = prefill(static, params, tokens, lengths)[1][0][0]
+        plain = dataclasses.replace(cfg, shifted_kv_heads=0)
+        unshifted = prefill(abstract_backbone(plain)[0], params, tokens, lengths)[1][0][0]
+        assert not np.any(kept[..., 0])
+        # Rotation keeps a pair's length, so lengths of the rotated pairs can be compared across positions.
+        pairs = lambda k: jnp.hypot(*jnp.split(k[0, 0], 2, axis=0))  # noqa: E731
+        np.testing.assert_allclose(pairs(kept)[:, 1:], pairs(unshifted)[:, :-1], atol=1e-5)
+        assert np.abs(pairs(kept)[:, 1:] - pairs(unshifted)[:, 1:]).max() > 0.01
 
     def test_remat_changes_neither_values_nor_gradients(self):
         tokens, lengths = _tokens(TINY, (2, 8)), jnp.array([8, 5])
@@ -209,6 +224,8 @@ class TestLora:
         ("head_dim", 7, "odd"),
         ("n_layers", 0, "n_layers"),
         ("attention", "cudnn", "bfloat16"),
+        ("shifted_kv_heads", 3, "between 0 and n_kv_heads=2"),
+        ("init_std", 0.0, "positive"),
         ("family", "gpt2", "family"),
     ],
 )

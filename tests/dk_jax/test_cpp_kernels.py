@@ -14,6 +14,8 @@ from dk_jax.sft.skill_topics import skill_catalogue, topic_for  # noqa: E402
 from dk_jax.skills.record import validate_draft  # noqa: E402
 from dk_jax.tasks.builtin import builtin_suite  # noqa: E402
 from dk_jax.tasks.generate import generate_tasks  # noqa: E402
+from dk_jax.tasks.render import forward_lines  # noqa: E402
+from dk_jax.tasks.spec import Branch, OpSpec, Scalar, Tensor, Unary  # noqa: E402
 from dk_jax.tasks.task import Task  # noqa: E402
 
 SUITE = builtin_suite("cpu")
@@ -22,6 +24,7 @@ INCLUDES = "#include <math.h>\n#include <stddef.h>\n#include <stdint.h>\n#includ
 # One task of each kind and level; all others are of the same generators.
 SAMPLE = list({(task.spec.kind, task.level, task.split): task for task in SUITE if task.level != 1}.values())
 GENERATED = generate_tasks(7, 40)
+MARK = re.compile(r"/\*(\d+)\*/ ")
 
 
 def sizes(task):
@@ -103,7 +106,7 @@ def test_every_task_has_each_intent_in_distinct_compact_sources(task):
     assert intents.index("wrong") > max(intents.index("good"), intents.index("slow"))
     for variant in variants:
         assert variant.techniques <= set(TECHNIQUES)
-        assert len(variant.source.split()) <= (250 if task.level < 3 else 450)
+        assert len(MARK.sub("", variant.source).split()) <= (250 if task.level < 3 else 450)
         assert variant.intent == "broken" or variant.source.startswith(task.cpp_signature + " {\n")
 
 
@@ -111,12 +114,39 @@ def test_reference_lines_become_statements_in_order_with_the_same_constants():
     (first, *_) = cpp_variants(SUITE.get("shift_square_mix_half"))
     wanted = [
         "float v = x[i];",
-        "v = v - 0.5f;",
-        "v = v * v;",
-        "v = v * scale[i % scale_n];",
-        "v = v + 0.5f * y[i];",
+        "/*1*/ v = v - 0.5f;",
+        "/*2*/ v = v * v;",
+        "/*3*/ v = v * scale[i % scale_n];",
+        "/*4*/ v = v + 0.5f * y[i];",
     ]
-    assert re.findall(r"^ +((?:float )?v = .*)$", first.source, re.MULTILINE) == wanted
+    assert re.findall(r"^ +((?:/.*/ )?(?:float )?v = .*)$", first.source, re.MULTILINE) == wanted
+
+
+@pytest.mark.parametrize("kind", ["map", "reduce", "norm", "column"])
+def test_marks_name_reference_lines_that_exist_and_none_is_missing(kind):
+    """Every line has its statement, and within a pass marks only ever rise."""
+    for task in SUITE:
+        if task.spec.kind != kind:
+            continue
+        lines = [line for line in task.compact.splitlines() if line.startswith("/*")]
+        assert [int(MARK.match(line).group(1)) for line in lines] == list(range(1, len(task.spec.stages) + 1))
+        for variant in cpp_variants(task):
+            if variant.intent not in ("good", "slow"):
+                continue
+            marks = [int(n) for n in MARK.findall(variant.source)]
+            assert set(marks) == set(range(1, len(lines) + 1)), variant.source
+            for one_pass in re.split(r"float v = \w+\[", variant.source)[1:]:
+                found = [int(n) for n in MARK.findall(one_pass)]
+                assert found == sorted(found), variant.source
+
+
+def test_lines_of_a_branch_are_counted_as_the_reference_writes_them():
+    stages = (Branch(name="r", stages=(Unary(fn="relu"), Scalar(op="mul", value=2.0))), Unary(fn="abs"), Branch(name="q"), Tensor(op="add", name="r"))
+    spec = OpSpec(rows=64, cols=64, stages=stages)
+    assert len(forward_lines(spec)) == 5
+    assert [stage.line for stage in spec.stages] == [1, 3, 4, 5]
+    assert [stage.line for stage in spec.stages[0].stages] == [1, 2]
+    assert spec == OpSpec(rows=64, cols=64, stages=spec.stages)
 
 
 def test_a_task_without_spec_is_refused():

@@ -84,8 +84,9 @@ def _assert_same(a, b, exact=True):
 
 class TestAgreementWithTheTrainer:
     @pytest.mark.parametrize("family", ["llama", "qwen3"])
-    def test_log_probs_equal_over_prompts_of_different_lengths(self, family):
-        cfg = dataclasses.replace(CFG, family=family, tie_embeddings=family == "qwen3")
+    @pytest.mark.parametrize("shifted", [0, 1, 2])
+    def test_log_probs_equal_over_prompts_of_different_lengths(self, family, shifted):
+        cfg = dataclasses.replace(CFG, family=family, tie_embeddings=family == "qwen3", shifted_kv_heads=shifted)
         prompts, agents = _prompts([1, 5, 16, 17]), [0, 1, 2, 1]
         samples = _sample(prompts, agents, cfg=cfg)
         assert sum(len(s.tokens) for s in samples) > 20
@@ -93,13 +94,15 @@ class TestAgreementWithTheTrainer:
             np.testing.assert_allclose(sample.logp_model, expected, atol=1e-4)
             np.testing.assert_array_equal(sample.logp_sample, sample.logp_model)
 
-    def test_log_probs_equal_over_turns(self):
+    @pytest.mark.parametrize("shifted", [0, 1])
+    def test_log_probs_equal_over_turns(self, shifted):
+        cfg = dataclasses.replace(CFG, shifted_kv_heads=shifted)
         prompts, agents = _prompts([3, 9]), [1, 1]
-        first = _sample(prompts, agents, max_new_tokens=6)
+        first = _sample(prompts, agents, max_new_tokens=6, cfg=cfg)
         feedback = _prompts([4, 7], seed=1)
         longer = [p + s.tokens + f for p, s, f in zip(prompts, first, feedback, strict=True)]
-        second = _sample(longer, agents, keys=[7, 8], max_new_tokens=12)
-        for sample, expected in zip(second, _trainer_log_probs(longer, second, agents), strict=True):
+        second = _sample(longer, agents, keys=[7, 8], max_new_tokens=12, cfg=cfg)
+        for sample, expected in zip(second, _trainer_log_probs(longer, second, agents, cfg), strict=True):
             np.testing.assert_allclose(sample.logp_model, expected, atol=1e-4)
 
     def test_temperature_and_top_p_do_not_leak_into_the_model_log_probs(self):
@@ -151,10 +154,12 @@ class TestRowsAreIndependent:
         for i in (0, 4, 6, 8):
             _assert_same(together[i], _sample([prompts[i]], [agents[i]], [keys[i]])[0], exact=False)
 
-    def test_growing_the_cache_changes_nothing(self):
+    @pytest.mark.parametrize("shifted", [0, 1])
+    def test_growing_the_cache_changes_nothing(self, shifted):
+        cfg = dataclasses.replace(CFG, shifted_kv_heads=shifted)
         prompts = _prompts([3, 14])
-        small = dataclasses.replace(SIZES, block=4, cache_step=8)
-        for a, b in zip(_sample(prompts), _sample(prompts, config=small), strict=True):
+        small = dataclasses.replace(SIZES, block=4, cache_step=4)
+        for a, b in zip(_sample(prompts, cfg=cfg), _sample(prompts, config=small, cfg=cfg), strict=True):
             _assert_same(a, b, exact=False)
 
 
