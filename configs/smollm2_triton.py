@@ -13,7 +13,17 @@ from configs.demo import get_config as demo
 def get_config() -> ConfigDict:
     c = demo()
     c.style = "chat"
-    c.tasks = ConfigDict(dict(source="builtin", directory="", size="gpu", levels=(1, 2, 3), kinds=(), generated=20, rl_generated=0))
+    c.tasks = ConfigDict(
+        dict(
+            source="builtin",
+            directory="",
+            size="gpu",
+            levels=(1, 2),
+            kinds=("map", "reduce", "norm", "column"),
+            generated=150,
+            rl_generated=40,
+        )
+    )
     c.model = ConfigDict(
         dict(
             init="smollm2",
@@ -38,10 +48,10 @@ def get_config() -> ConfigDict:
     c.sandbox.workers = 8
     c.sandbox.threads = 1
     c.sandbox.parallel_tasks = 16
-    c.sandbox.correctness_trials = 3
+    c.sandbox.correctness_trials = 2
     c.reward.w_coverage = 0.5
 
-    c.corpus.update(dict(timed_tasks=0, variants_per_task=3, samples_per_task=4, wrong_share=0.15))
+    c.corpus.update(dict(timed_tasks=40, variants_per_task=2, untimed_variants=1, samples_per_task=4, untimed_samples=1, wrong_share=0.15))
     c.sft.update(dict(steps=150, batch=16, microbatch=8, optimizer="adamw", lr=5e-4, warmup=10, max_tokens=3072, checkpoint_every=150))
     c.rollout.update(
         dict(
@@ -61,5 +71,5 @@ def get_config() -> ConfigDict:
     c.rl.update(dict(steps=12, lr=1e-4, microbatch=8, loss_scale=1000.0, checkpoint_every=4))
     c.rl.profiling_low = 0.3
     c.skills.update(dict(max_triggers=2, max_verifications=2, pairs_per_look=2, looks=2))
-    c.evaluation.update(dict(samples=2, turns=2, max_tasks=16))
+    c.evaluation.update(dict(samples=2, turns=2, max_tasks=8))
     return c

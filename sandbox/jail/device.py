@@ -112,6 +112,9 @@ class Device(Protocol):
             calls, which is what the oracle needs to take the slope of its own clock.
         """
 
+    def start_profiler(self) -> None:
+        """Does what the first `profile` of a process would spend seconds on, without using the device."""
+
     def profile(self, call: Callable[..., Any], args: Sequence[Any]) -> list[KernelSample]:
         """Kernels of one call, longest first. Empty where the device has no profiler; raises when it
         fails."""
@@ -179,6 +182,9 @@ class CpuDevice:
                 kept = out
         span_ns = time.perf_counter_ns() - start_ns
         return Block(span_ms=span_ns / 1e6, kept=kept)
+
+    def start_profiler(self) -> None:
+        pass
 
     def profile(self, call: Callable[..., Any], args: Sequence[Any]) -> list[KernelSample]:
         return []

@@ -98,6 +98,16 @@ def _event_pair() -> tuple[Any, Any]:
     return torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
 
 
+def _device_profiler() -> Any:
+    """A profiler of device work alone.
+
+    Not `torch.profiler.profile`: that asks `hasattr(torch, "_inductor")`, which imports all of Inductor, 5 s in every process.
+    """
+    from torch.autograd import profiler
+
+    return profiler.profile(use_cpu=False, use_device="cuda", use_kineto=True)
+
+
 def trace_events(trace: dict[str, Any]) -> list[DeviceEvent]:
     """Device work in a Chrome trace of torch.profiler: kernels with their launch facts, copies and fills."""
     events = []
@@ -249,17 +259,20 @@ class CudaDevice:
                 return self._cold_calls(call, arguments, keep)
             return self._back_to_back(call, arguments, keep)
 
+    def start_profiler(self) -> None:
+        """Loads CUPTI and attaches it to this process."""
+        with _device_profiler():
+            pass
+
     def profile(self, call: Callable[..., Any], args: Sequence[Any]) -> list[KernelSample]:
         """Device work of one call by CUPTI, one sample for each kind of launch, longest first; may be empty.
 
         Later launches of this process are slower: profile after timing.
         """
-        from torch import profiler
-
         with self._default_precision():
             call(*args)
             self.synchronize()
-            with profiler.profile(activities=[profiler.ProfilerActivity.CUDA]) as session:
+            with _device_profiler() as session:
                 call(*args)
                 self.synchronize()
         path = Path(os.environ.get("TMPDIR") or os.getcwd()) / "profile.json"

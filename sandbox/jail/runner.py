@@ -14,6 +14,7 @@ believes nothing it reads from a reply beyond what it can check itself.
     run            slot seed check max_bytes                 -> outputs + tensors, changed, aliased
     time_block     calls slots keep flush which              -> span_ms
     kept           max_bytes                                 -> outputs of the call that was kept
+    start_profiler                                           -> nothing; makes the next profile quick
     profile        slot                                      -> kernels, own, busy_ms
     compile_report slot                                      -> report              [device "aot:sm_NN" only]
     memory                                                   -> device memory
@@ -211,6 +212,10 @@ class Runner:
         reply, tensors = self._outputs(self.kept, message.header["max_bytes"])
         self.kept = None
         return reply, tensors
+
+    def do_start_profiler(self, message: Message) -> tuple[dict, list[torch.Tensor]]:
+        self.device.start_profiler()
+        return {}, []
 
     def do_profile(self, message: Message) -> tuple[dict, list[torch.Tensor]]:
         with torch.no_grad():

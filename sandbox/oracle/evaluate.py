@@ -350,7 +350,8 @@ class Judge:
             verdict.measured("profile"),
             blamed_on_candidate(candidate, "profiling", job.options.time_s, job.options.memory_bytes),
         ):
-            report = measure_coverage(candidate.call, slot, job.options.time_s)
+            gate = self._gate.shared(job.task.device)
+            report = measure_coverage(candidate.call, slot, job.options.time_s, gate)
         verdict.coverage = report.coverage
         verdict.kernels = [KernelTime(name=k.name[:200], share=k.share, ms=k.ms) for k in report.kernels]
         ruling = judge_coverage(report.coverage, kernels=report.kernels)
@@ -438,8 +439,7 @@ class Judge:
                 candidate.close()
         if on_gpu:
             # Last, because a profiler slows every later launch of its process.
-            with self._gate.shared(job.task.device):
-                self._cover(job, candidate, trial.slots[0], verdict)
+            self._cover(job, candidate, trial.slots[0], verdict)
         self._reached(verdict, "timed")
 
 

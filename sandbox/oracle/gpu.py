@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -90,13 +91,17 @@ def device_watch(device: str) -> Callable[[int], str | None] | None:
     return excess
 
 
-def measure_coverage(order: Callable[..., Message], slot: int, timeout_s: float) -> CoverageReport:
+def measure_coverage(
+    order: Callable[..., Message], slot: int, timeout_s: float, device_in_use: AbstractContextManager[None]
+) -> CoverageReport:
     """Profiles one call of the candidate and takes the share of its own kernels.
 
     Args:
         order: Sends an order to the candidate's runner and returns the reply, as `Runner.call`.
         slot: Inputs to run on.
-        timeout_s: For the profiled call, the profiler's start included.
+        timeout_s: For the profiler's start, and again for the profiled call.
+        device_in_use: Entered for the call alone: the profiler takes seconds to start and milliseconds to run, and only
+            the latter would disturb what others time on the device.
 
     Returns:
         The report. `coverage` is None, with the reason in `note`, where the profiler failed or saw nothing.
@@ -105,7 +110,9 @@ def measure_coverage(order: Callable[..., Message], slot: int, timeout_s: float)
         JailError: The candidate's process died or hung.
     """
     try:
-        header = order("profile", timeout_s, slot=slot).header
+        order("start_profiler", timeout_s)
+        with device_in_use:
+            header = order("profile", timeout_s, slot=slot).header
     except JailReply as error:
         return CoverageReport(coverage=None, kernels=(), note=f"the profiler failed: {str(error)[:300]}")
     try:

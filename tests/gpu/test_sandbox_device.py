@@ -79,6 +79,22 @@ report.note,
     )  # fmt: skip
 
 
+def test_the_profiler_starts_without_importing_inductor(run):
+    code = """
+device, _ = open_device()
+x = device.to_device(torch.randn(1 << 20))
+start = time.perf_counter()
+device.start_profiler()
+seconds = time.perf_counter() - start
+samples = device.profile(torch.neg, [x])
+imported = "torch._inductor" in sys.modules
+print(json.dumps({"seconds": seconds, "inductor": imported, "kernels": [s.name for s in samples], "busy_ms": device.busy_ms}))
+"""
+    seen = run(code)
+    assert not seen["inductor"]
+    assert len(seen["kernels"]) == 1 and seen["busy_ms"] > 0
+
+
 def test_events_and_host_agree_on_large_work_and_launching_small_work_is_not_billed(run):
     code = """
 device, _ = open_device()
