@@ -43,7 +43,7 @@ def get_config() -> ConfigDict:
             size="cpu",
             levels=(1, 2),
             kinds=("map", "reduce", "norm", "column"),
-            generated=2700,  # tasks made for the cold start
+            generated=2000,  # tasks made for the cold start
             rl_generated=200,  # of these, how many RL trains on as well
         )
     )
@@ -98,10 +98,10 @@ def get_config() -> ConfigDict:
     # The first timed_tasks tasks (0: all) get variants_per_task kernels, judged and timed; the others untimed_variants kernels,
     # judged for correctness. samples_per_task, untimed_samples: policy trajectories a task of each sort.
     c.corpus = ConfigDict(
-        dict(timed_tasks=250, variants_per_task=3, untimed_variants=1, wrong_share=0.12, samples_per_task=3, untimed_samples=1)
+        dict(timed_tasks=160, variants_per_task=3, untimed_variants=1, wrong_share=0.2, samples_per_task=4, untimed_samples=1)
     )
     c.sft = ConfigDict(
-        dict(steps=480, batch=16, optimizer="muon", lr=4e-3, warmup=20, weight_decay=0.01, max_tokens=640, clip_norm=1.0, microbatch=8, checkpoint_every=50)
+        dict(steps=600, batch=16, optimizer="muon", lr=8e-3, warmup=20, weight_decay=0.01, max_tokens=640, clip_norm=1.0, microbatch=8, checkpoint_every=50)
     )
 
     c.rollout = ConfigDict(
@@ -124,9 +124,9 @@ def get_config() -> ConfigDict:
     )
     c.rl = ConfigDict(
         dict(
-            steps=30,
+            steps=36,
             optimizer="adamw",
-            lr=3e-4,
+            lr=5e-4,
             warmup=2,
             weight_decay=0.0,
             clip_norm=1.0,
@@ -162,5 +162,5 @@ def get_config() -> ConfigDict:
             summary_cap=6.0,
         )
     )
-    c.evaluation = ConfigDict(dict(samples=4, turns=2, temperature=1.0, top_p=0.95, max_tasks=0))
+    c.evaluation = ConfigDict(dict(samples=8, turns=2, temperature=1.0, top_p=0.95, max_tasks=0))
     return c

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 KERNELS = Path(__file__).parent / "kernels"
 
 PRELUDE = """
-import dataclasses, json, os, sys
+import dataclasses, json, os, sys, time
 from sandbox.jail.device import make_device
 import torch
 
