@@ -91,8 +91,8 @@ def get_config() -> ConfigDict:
         )
     )
     # streams: microbatches in work at once (on a CPU, one a core). memory_fraction: of a GPU shared with the sandbox, what JAX may take
-    # (0 leaves JAX its default).
-    c.learner = ConfigDict(dict(streams=2, memory_fraction=0.0))
+    # (0 leaves JAX its default). length_step: training rows are padded to multiples of it, each compiled once.
+    c.learner = ConfigDict(dict(streams=2, memory_fraction=0.0, length_step=128))
     c.reward = ConfigDict(dict(w_correct=0.5, w_speed=0.5, w_coverage=0.0, speedup_cap=6.0))
 
     # The first timed_tasks tasks (0: all) get variants_per_task kernels, judged and timed; the others untimed_variants kernels,
@@ -117,6 +117,7 @@ def get_config() -> ConfigDict:
             max_summary_tokens=160,
             max_context_tokens=768,
             max_rows=64,  # rows decoded at once
+            cache_step=256,  # their caches grow in multiples of it, each compiled once
             headers=8,  # skill headers shown to the selection agent
             max_skills=2,  # skills a scheme may inject
             format_penalty=0.1,

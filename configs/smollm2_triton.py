@@ -20,7 +20,7 @@ def get_config() -> ConfigDict:
             size="gpu",
             levels=(1, 2),
             kinds=("map", "reduce", "norm", "column"),
-            generated=150,
+            generated=110,
             rl_generated=40,
         )
     )
@@ -31,14 +31,15 @@ def get_config() -> ConfigDict:
             train="lora",
             compute_dtype="bfloat16",
             head_rank=8,
-            lora_rank=32,
-            lora_alpha=64.0,
+            lora_rank=8,
+            lora_alpha=16.0,
             remat=True,
         )
     )
     c.codec = ConfigDict(dict(kind="model", vocab_size=0, idioms=()))
     c.learner.memory_fraction = 0.45
     c.learner.streams = 1
+    c.learner.length_step = 1024  # compiling costs more here than padding
 
     c.sandbox.device = "cuda:0"
     c.sandbox.language = "triton"
@@ -51,24 +52,25 @@ def get_config() -> ConfigDict:
     c.sandbox.correctness_trials = 2
     c.reward.w_coverage = 0.5
 
-    c.corpus.update(dict(timed_tasks=40, variants_per_task=2, untimed_variants=1, samples_per_task=4, untimed_samples=1, wrong_share=0.15))
-    c.sft.update(dict(steps=150, batch=16, microbatch=8, optimizer="adamw", lr=5e-4, warmup=10, max_tokens=3072, checkpoint_every=150))
+    c.corpus.update(dict(timed_tasks=30, variants_per_task=2, untimed_variants=1, samples_per_task=4, untimed_samples=1, wrong_share=0.15))
+    c.sft.update(dict(steps=120, batch=16, microbatch=8, optimizer="adamw", lr=1e-3, warmup=10, max_tokens=2048, checkpoint_every=120))
     c.rollout.update(
         dict(
             tasks=4,
-            selections=2,
+            selections=1,
             rollouts=2,
             turns=2,
-            max_policy_tokens=900,
+            max_policy_tokens=704,
             max_selection_tokens=160,
             max_summary_tokens=400,
-            max_context_tokens=4096,
-            max_rows=96,
+            max_context_tokens=3072,
+            max_rows=32,
+            cache_step=3072,
             headers=8,
             max_skills=2,
         )
     )
-    c.rl.update(dict(steps=12, lr=1e-4, microbatch=8, loss_scale=1000.0, checkpoint_every=4))
+    c.rl.update(dict(steps=12, lr=1e-4, microbatch=8, loss_scale=1000.0, checkpoint_every=2))
     c.rl.profiling_low = 0.3
     c.skills.update(dict(max_triggers=2, max_verifications=2, pairs_per_look=2, looks=2))
     c.evaluation.update(dict(samples=2, turns=2, max_tasks=8))

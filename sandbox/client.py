@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
+import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 
@@ -69,6 +69,7 @@ class SandboxClient:
         self._http = httpx.Client(
             transport=transport, base_url="http://sandbox", timeout=timeout_s, trust_env=False
         )
+        self._aborted = threading.Event()
 
     def __enter__(self) -> SandboxClient:
         return self
@@ -80,12 +81,19 @@ class SandboxClient:
         """Closes the connections; evaluations that were submitted go on."""
         self._http.close()
 
+    def abort(self) -> None:
+        """Has calls that other threads are waiting in, and all later ones, raise SandboxUnavailable, within one long poll
+        (LONG_POLL_S): for a process that is told to end while it waits for verdicts."""
+        self._aborted.set()
+
     def _run(self, steps: Steps[T]) -> T:
         try:
             step = next(steps)
             while True:
+                if self._aborted.is_set():
+                    raise SandboxUnavailable("the call was given up: this client was told to abort")
                 if isinstance(step, Pause):
-                    time.sleep(step.seconds)
+                    self._aborted.wait(step.seconds)
                     step = steps.send(None)
                     continue
                 try:

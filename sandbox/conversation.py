@@ -35,7 +35,7 @@ from sandbox.protocol import (
 log = logging.getLogger("sandbox.client")
 T = TypeVar("T")
 OnResult = Callable[[int, EvaluationResult], None]
-LONG_POLL_S = 30.0
+LONG_POLL_S = 5.0
 LOG_EVERY_S = 15.0
 
 

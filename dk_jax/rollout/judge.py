@@ -216,13 +216,17 @@ class SandboxJudge:
                 )
 
         with concurrent.futures.ThreadPoolExecutor(max_workers=self.max_parallel) as pool:
-            futures = [pool.submit(judge, indices) for indices in by_task.values()]
+            futures = []
             try:
+                for indices in by_task.values():
+                    futures.append(pool.submit(judge, indices))
                 for future in concurrent.futures.as_completed(futures):
                     future.result()
-            except BaseException:
+            except BaseException as error:
                 for future in futures:
                     future.cancel()
+                if not isinstance(error, Exception):
+                    self.client.abort()  # told to end: don't wait for verdicts in flight, they are asked for again
                 raise
         return verdicts
 

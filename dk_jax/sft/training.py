@@ -17,11 +17,14 @@ from dk_jax.train.update import Updater
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SFTConfig:
-    """Steps of `batch` sequences in microbatches of `microbatch`; longer rows than `max_tokens` are left out and counted."""
+    """Steps of `batch` sequences in microbatches of `microbatch`, their lengths rounded up to multiples of `length_step` (each
+    length is compiled once); longer rows than `max_tokens` are left out and counted.
+    """
 
     steps: int
     batch: int
     microbatch: int
+    length_step: int
     max_tokens: int
     checkpoint_every: int
 
@@ -68,7 +71,7 @@ def train(
         tokens = sum(sum(row.loss) for row in picked)
         weighted = [dataclasses.replace(row, weight=1.0 / tokens) for row in picked]
         trainable, opt_state, metrics = updater.update(
-            state.trainable, frozen, state.opt_state, microbatches(weighted, size=config.microbatch)
+            state.trainable, frozen, state.opt_state, microbatches(weighted, size=config.microbatch, step=config.length_step)
         )
         state = TrainState(step=state.step + 1, trainable=trainable, opt_state=opt_state, record=state.record)
         report(state.step, metrics | {"dropped_rows": float(len(rows) - len(kept))})

@@ -165,7 +165,12 @@ class Run:
                 bar.set_postfix(loss=f"{metrics['loss']:.3f}")
 
             config = sft.SFTConfig(
-                steps=c.steps, batch=c.batch, microbatch=c.microbatch, max_tokens=c.max_tokens, checkpoint_every=c.checkpoint_every
+                steps=c.steps,
+                batch=c.batch,
+                microbatch=c.microbatch,
+                length_step=self.cfg.learner.length_step,
+                max_tokens=c.max_tokens,
+                checkpoint_every=c.checkpoint_every,
             )
             state = sft.train(
                 rows, updater, checkpoints, state, model.frozen, config=config, seed=self.cfg.seed, report=report
@@ -191,6 +196,7 @@ class Run:
                 top_p=top_p,
                 eos_id=self.model.codec.eos_id,
                 max_length_tokens=r.max_context_tokens,
+                cache_step=r.cache_step,
                 batch_buckets=tuple(n for n in (8, 16, 32, 64, 128, 256) if n < r.max_rows) + (r.max_rows,),
                 prompt_buckets=tuple(n for n in (128, 256, 384, 512, 768, 1024, 1536, 2048) if n < r.max_context_tokens)
                 or (r.max_context_tokens,),
@@ -325,7 +331,7 @@ class Run:
         metrics |= rollout_metrics(rollouts)
         trainable, opt_state = state.trainable, state.opt_state
         if rows:
-            batches = microbatches(rows, size=self.cfg.rl.microbatch)
+            batches = microbatches(rows, size=self.cfg.rl.microbatch, step=self.cfg.learner.length_step)
             trainable, opt_state, found = updater.update(trainable, self.model.frozen, opt_state, batches)
             metrics |= found
             for agent in AGENTS:

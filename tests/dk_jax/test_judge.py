@@ -1,5 +1,6 @@
 """A verdict that has been received is never asked for again, and what is asked for is asked for once."""
 
+import _thread
 import dataclasses
 import json
 import logging
@@ -234,6 +235,23 @@ def test_progress_counts_every_sample_once(tmp_path):
         judge = make_judge(FakeClient(), Journal(tmp_path / "journal.jsonl"))
         judge.evaluate(asked, phase="p", progress=counted.append)
         assert sum(counted) == 3
+
+
+def test_an_interrupt_does_not_wait_for_verdicts_in_flight():
+    aborted, given_up = threading.Event(), []
+
+    class Slow(FakeClient):
+        def evaluate(self, *args, **kwargs):
+            _thread.interrupt_main()  # Ctrl-C while a verdict is waited for
+            given_up.append(aborted.wait(20))
+            raise SandboxUnavailable("given up")
+
+        def abort(self):
+            aborted.set()
+
+    with pytest.raises(KeyboardInterrupt):
+        make_judge(Slow()).evaluate(requests((A, "x")), phase="p")
+    assert given_up == [True]
 
 
 def test_after_a_crash_only_what_is_missing_is_asked_for(tmp_path):

@@ -1,5 +1,7 @@
 """The schema: what a request may hold, and how wrong ones are refused over HTTP."""
 
+import threading
+
 import httpx
 import pytest
 from pydantic import ValidationError
@@ -99,6 +101,15 @@ def test_the_client_turns_refusals_into_exceptions(sandbox, task):
     with pytest.raises(SandboxRejected, match="cuda") as caught:
         sandbox.evaluate(task, [Candidate(source="", language="cuda")])
     assert caught.value.field == "candidates.0.language" and caught.value.hint
+
+
+def test_a_patient_call_ends_when_the_client_is_told_to_abort(tmp_path):
+    client = SandboxClient(tmp_path / "none", retry_for_s=600)
+    threading.Timer(0.3, client.abort).start()
+    with pytest.raises(SandboxUnavailable, match="told to abort"):
+        client.health()
+    with pytest.raises(SandboxUnavailable, match="told to abort"):
+        client.health()
 
 
 def test_no_server_is_said_at_once_and_how_to_start_one(tmp_path):
