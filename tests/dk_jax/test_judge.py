@@ -1,10 +1,11 @@
 """A verdict that has been received is never asked for again, and what is asked for is asked for once."""
 
-import _thread
 import dataclasses
 import json
 import logging
+import signal
 import threading
+import time
 
 import pytest
 
@@ -242,7 +243,8 @@ def test_an_interrupt_does_not_wait_for_verdicts_in_flight():
 
     class Slow(FakeClient):
         def evaluate(self, *args, **kwargs):
-            _thread.interrupt_main()  # Ctrl-C while a verdict is waited for
+            time.sleep(0.3)  # until all threads have started
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)  # Ctrl-C while a verdict is waited for
             given_up.append(aborted.wait(20))
             raise SandboxUnavailable("given up")
 
