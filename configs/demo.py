@@ -44,6 +44,7 @@ def get_config() -> ConfigDict:
             levels=(1, 2),
             kinds=("map", "reduce", "norm", "column"),
             generated=2000,  # tasks made for the cold start
+            generated_size="cpu",
             rl_generated=200,  # of these, how many RL trains on as well
         )
     )
@@ -93,7 +94,7 @@ def get_config() -> ConfigDict:
     # streams: microbatches in work at once (on a CPU, one a core). memory_fraction: of a GPU shared with the sandbox, what JAX may take
     # (0 leaves JAX its default). length_step: training rows are padded to multiples of it, each compiled once.
     c.learner = ConfigDict(dict(streams=2, memory_fraction=0.0, length_step=128))
-    c.reward = ConfigDict(dict(w_correct=0.5, w_speed=0.5, w_coverage=0.0, speedup_cap=6.0))
+    c.reward = ConfigDict(dict(w_correct=0.5, w_speed=0.5, w_coverage=0.0, speedup_cap=4.0))
 
     # The first timed_tasks tasks (0: all) get variants_per_task kernels, judged and timed; the others untimed_variants kernels,
     # judged for correctness. samples_per_task, untimed_samples: policy trajectories a task of each sort.
@@ -125,12 +126,13 @@ def get_config() -> ConfigDict:
     )
     c.rl = ConfigDict(
         dict(
-            steps=36,
+            steps=44,
             optimizer="adamw",
-            lr=5e-4,
+            lr=4e-4,
             warmup=2,
+            decay=True,  # cosine to a tenth of lr over rl.steps, which then can't be changed on resuming
             weight_decay=0.0,
-            clip_norm=1.0,
+            clip_norm=0.2,  # a few times the usual norm: one unlucky step must not undo ten others
             gamma=1.0,
             clip_low=0.2,
             clip_high=0.28,

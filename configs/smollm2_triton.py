@@ -20,8 +20,9 @@ def get_config() -> ConfigDict:
             size="gpu",
             levels=(1, 2),
             kinds=("map", "reduce", "norm", "column"),
-            generated=110,
-            rl_generated=40,
+            generated=600,
+            generated_size="cpu",  # judged for correctness alone, which large tensors only make slow
+            rl_generated=0,
         )
     )
     c.model = ConfigDict(
@@ -51,9 +52,10 @@ def get_config() -> ConfigDict:
     c.sandbox.parallel_tasks = 16
     c.sandbox.correctness_trials = 2
     c.reward.w_coverage = 0.5
+    c.reward.speedup_cap = 6.0
 
-    c.corpus.update(dict(timed_tasks=30, variants_per_task=2, untimed_variants=1, samples_per_task=4, untimed_samples=1, wrong_share=0.15))
-    c.sft.update(dict(steps=120, batch=16, microbatch=8, optimizer="adamw", lr=1e-3, warmup=10, max_tokens=2048, checkpoint_every=120))
+    c.corpus.update(dict(timed_tasks=54, variants_per_task=2, untimed_variants=1, samples_per_task=4, untimed_samples=1, wrong_share=0.15))
+    c.sft.update(dict(steps=300, batch=16, microbatch=8, optimizer="adamw", lr=1e-3, warmup=10, max_tokens=2048, checkpoint_every=100))
     c.rollout.update(
         dict(
             tasks=4,
@@ -70,7 +72,7 @@ def get_config() -> ConfigDict:
             max_skills=2,
         )
     )
-    c.rl.update(dict(steps=12, lr=1e-4, microbatch=8, loss_scale=1000.0, checkpoint_every=2))
+    c.rl.update(dict(steps=12, lr=1e-4, decay=False, clip_norm=1.0, microbatch=8, loss_scale=1000.0, checkpoint_every=2))
     c.rl.profiling_low = 0.3
     c.skills.update(dict(max_triggers=2, max_verifications=2, pairs_per_look=2, looks=2))
     c.evaluation.update(dict(samples=2, turns=2, max_tasks=8))

@@ -252,7 +252,7 @@ class Run:
         return Updater(
             self.model.static,
             make_optimizer(
-                lr=c.lr, warmup=c.warmup, steps=c.steps, weight_decay=c.weight_decay, clip_norm=c.clip_norm, decay=False, kind=c.optimizer,
+                lr=c.lr, warmup=c.warmup, steps=c.steps, weight_decay=c.weight_decay, clip_norm=c.clip_norm, decay=c.decay, kind=c.optimizer,
             ),
             LossConfig(kind="policy", clip_low=c.clip_low, clip_high=c.clip_high, dual_clip=c.dual_clip),
             streams=self.cfg.learner.streams,

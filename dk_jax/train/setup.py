@@ -65,7 +65,7 @@ def load_tasks(cfg: ConfigDict) -> TaskSets:
         if unknown := kinds - {t.spec.kind for t in suite.tasks}:
             raise ConfigError(f"tasks.kinds names {sorted(unknown)}: there are {sorted({t.spec.kind for t in suite.tasks})}")
         tasks = [t for t in suite.tasks if t.level in levels and (not kinds or t.spec.kind in kinds)]
-        generated = generate_tasks(cfg.seed, cfg.tasks.generated, cfg.tasks.size) if cfg.tasks.generated else []
+        generated = generate_tasks(cfg.seed, cfg.tasks.generated, cfg.tasks.generated_size) if cfg.tasks.generated else []
         generated = [t for t in generated if not kinds or t.spec.kind in kinds]
     elif cfg.tasks.source == "kernelbench":
         tasks, generated = load_kernelbench(Path(cfg.tasks.directory), tuple(sorted(levels))), []
@@ -258,7 +258,8 @@ def remember_config(cfg: ConfigDict, workdir: Path) -> None:
         return
     found = json.loads(path.read_text(encoding="utf-8"))
     a, b = dict(_flat(found)), dict(_flat(wanted))
-    differing = sorted(k for k in a.keys() | b.keys() if a.get(k) != b.get(k) and k not in _MAY_CHANGE)
+    free = _MAY_CHANGE - ({"rl.steps"} if cfg.rl.decay else set())  # a schedule over the steps depends on their number
+    differing = sorted(k for k in a.keys() | b.keys() if a.get(k) != b.get(k) and k not in free)
     if differing:
         lines = ", ".join(f"{k}: {a.get(k, 'absent')} -> {b.get(k, 'absent')}" for k in differing)
         raise ConfigError(f"{workdir} was started with another config ({lines}). Use that config, or another --workdir.")
