@@ -10,6 +10,7 @@ A sandbox is started as a child process unless --sandbox names the socket of one
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import signal
@@ -52,6 +53,14 @@ def main(argv):
         print("\ninterrupted; the same command goes on where it stopped", file=sys.stderr)
         return 130
     except _expected_errors() as error:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            print(
+                f"\nerror: no space left for {error.filename or _WORKDIR.value} ({error.strerror}). Free some, or quota, and run the same "
+                "command again: verdicts and checkpoints that were written are kept.",
+                file=sys.stderr,
+                flush=True,
+            )
+            os._exit(1)  # buffered logs can't be written either, and each would say so with a traceback of its own at exit
         print(f"\nerror: {error}", file=sys.stderr)
         return 1
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -64,10 +65,19 @@ def test_an_interrupted_run_leaves_no_process_and_the_same_command_finishes_it(t
     assert wait_until_gone(workdir) == []
     assert journal.read_bytes().startswith(judged)
 
-    second = train(workdir, *TINY)
-    assert second.returncode == 0, second.stderr[-3000:]
+    # The second time the sandbox is killed in the middle of the work: it is started again, and the run waits for it.
+    with open(tmp_path / "err", "w") as err:
+        running = subprocess.Popen(command(workdir, *TINY), stdout=subprocess.PIPE, stderr=err, text=True, cwd=tmp_path)
+        while journal.exists() and journal.read_bytes() == judged and running.poll() is None:
+            time.sleep(0.02)
+        server = next(p for p in psutil.Process(running.pid).children() if "serve" in p.cmdline())
+        server.kill()
+        output, _ = running.communicate(timeout=240)
+    said = (tmp_path / "err").read_text()
+    assert running.returncode == 0, said[-3000:]
+    assert "the sandbox died (status -9); starting it again" in said
     for words in ("before RL", "compiled", "correct", "Fast_1", "Fast_1.5", "mean speedup", "skills:", "proposed"):
-        assert words in second.stdout
+        assert words in output
     for name in ("report.html", "library.sqlite", "library.jsonl", "metrics.jsonl", "eval_sft.json", "eval_rl.json"):
         assert (workdir / name).stat().st_size > 0 or name == "library.jsonl"
     assert list((workdir / "tensorboard").iterdir()) and (workdir / "checkpoints" / "rl" / "1").is_dir()
@@ -76,7 +86,23 @@ def test_an_interrupted_run_leaves_no_process_and_the_same_command_finishes_it(t
     assert wait_until_gone(workdir) == []
 
     third = train(workdir, *TINY, "--config.sft.lr=1e-3")
-    assert third.returncode == 1 and "sft.lr: 0.004 -> 0.001" in third.stderr and "another --workdir" in third.stderr
+    assert third.returncode == 1 and "sft.lr: 0.008 -> 0.001" in third.stderr and "another --workdir" in third.stderr
+
+
+def test_a_full_disk_ends_with_one_clear_error_and_what_was_judged_stays(tmp_path):
+    """The workdir lies on a file system of a few hundred kilobytes, in a mount namespace of the test's own."""
+    workdir = tmp_path / "small" / "run"
+    workdir.parent.mkdir()
+    inner = shlex.join(command(workdir, *TINY))
+    script = f"mount -t tmpfs -o size=400k tmpfs {workdir.parent} && {{ {inner}; echo status $?; wc -l {workdir}/journal_corpus.jsonl; }}"
+    if subprocess.run(["unshare", "-Urm", "mount", "-t", "tmpfs", "tmpfs", str(workdir.parent)], capture_output=True).returncode:
+        pytest.skip("no user namespaces with mounts here")
+    found = subprocess.run(["unshare", "-Urm", "sh", "-c", script], capture_output=True, text=True, timeout=240, cwd=tmp_path)
+    assert "status 1" in found.stdout, found.stderr[-3000:]
+    assert "Traceback" not in found.stderr
+    last = found.stderr.strip().splitlines()[-1]
+    assert last.startswith("error:") and ("no space left" in last.lower() or "disk is full" in last.lower()), last
+    assert "again" in last
 
 
 @pytest.mark.parametrize(
