@@ -20,7 +20,7 @@ def get_config() -> ConfigDict:
             size="gpu",
             levels=(1, 2),
             kinds=("map", "reduce", "norm", "column"),
-            generated=600,
+            generated=900,
             generated_size="cpu",  # judged for correctness alone, which large tensors only make slow
             rl_generated=0,
         )
