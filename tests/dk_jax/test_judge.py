@@ -239,6 +239,14 @@ def test_progress_counts_every_sample_once(tmp_path):
 
 
 def test_an_interrupt_does_not_wait_for_verdicts_in_flight():
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have had it ignored
+    try:
+        _interrupted_while_waiting()
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _interrupted_while_waiting():
     aborted, given_up = threading.Event(), []
 
     class Slow(FakeClient):

@@ -53,6 +53,9 @@ class ScriptedClient:
             reward=Reward(total=0.5 + 0.5 * min(speedup, 6.0)),
         )  # fmt: skip
 
+    def abort(self):
+        """Nothing is ever waited for."""
+
     def evaluate(self, task, candidates, options=None, client_key=None, on_result=None):
         results = []
         for i, candidate in enumerate(candidates):

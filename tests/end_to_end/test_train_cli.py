@@ -66,9 +66,10 @@ def test_an_interrupted_run_leaves_no_process_and_the_same_command_finishes_it(t
     assert journal.read_bytes().startswith(judged)
 
     # The second time the sandbox is killed in the middle of the work: it is started again, and the run waits for it.
+    before = journal.read_bytes()
     with open(tmp_path / "err", "w") as err:
         running = subprocess.Popen(command(workdir, *TINY), stdout=subprocess.PIPE, stderr=err, text=True, cwd=tmp_path)
-        while journal.exists() and journal.read_bytes() == judged and running.poll() is None:
+        while journal.exists() and journal.read_bytes() == before and running.poll() is None:
             time.sleep(0.02)
         server = next(p for p in psutil.Process(running.pid).children() if "serve" in p.cmdline())
         server.kill()
