@@ -13,18 +13,8 @@ from configs.demo import get_config as demo
 def get_config() -> ConfigDict:
     c = demo()
     c.style = "chat"
-    c.tasks = ConfigDict(
-        dict(
-            source="builtin",
-            directory="",
-            size="gpu",
-            levels=(1, 2),
-            kinds=("map", "reduce", "norm", "column"),
-            generated=900,
-            generated_size="cpu",  # judged for correctness alone, which large tensors only make slow
-            rl_generated=0,
-        )
-    )
+    # Generated tasks stay at CPU sizes: they are judged for correctness alone, which large tensors only make slow.
+    c.tasks.update(dict(size="gpu", generated=900, rl_generated=0))
     c.model = ConfigDict(
         dict(
             init="smollm2",

@@ -15,7 +15,6 @@ import math
 import os
 import platform
 import statistics
-import sys
 import time
 from pathlib import Path
 
@@ -112,7 +111,8 @@ def main(arguments: list[str] | None = None) -> None:
     if options.out:
         facts = {"date": time.strftime("%Y-%m-%d"), "python": platform.python_version(), "cpus": os.cpu_count()}
         facts["cpu"] = next((l.split(":")[1].strip() for l in open("/proc/cpuinfo") if l.startswith("model name")), "unknown")
-        command = "python scripts/bench/seeds.py " + " ".join(arguments if arguments is not None else sys.argv[1:])
+        # Without --out: where the file lay at first is no part of the result.
+        command = " ".join(["python scripts/bench/seeds.py", *map(str, options.workdirs)])
         options.out.write_text(json.dumps({"command": command, **facts, "summary": summary, "runs": runs}, indent=1) + "\n")
 
 
