@@ -14,7 +14,7 @@ import json
 import socket
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 MAGIC = b"DKF1"
@@ -37,10 +37,11 @@ class ChannelClosed(RuntimeError):
 
 @dataclass(frozen=True)
 class Message:
-    """A received message; `buffers` are views into one allocation."""
+    """A received message; `buffers` are views into one allocation, `fds` descriptors that now belong to the receiver."""
 
     header: dict[str, Any]
     buffers: list[memoryview]
+    fds: list[int] = field(default_factory=list)
 
 
 def make_pair() -> tuple[socket.socket, socket.socket]:
@@ -59,18 +60,21 @@ class Channel:
       sock: a stream socket; with `wait` it is used non-blocking.
       nonce: text that every header must quote.
       wait: how to wait for the peer; None blocks for ever.
+      max_fds: descriptors taken from the peer with a message; the trusted end takes none (the kernel closes them).
     """
 
-    def __init__(self, sock: socket.socket, nonce: str, wait: Wait | None = None):
-        self._sock, self._nonce, self._wait = sock, nonce, wait
+    def __init__(self, sock: socket.socket, nonce: str, wait: Wait | None = None, max_fds: int = 0):
+        self._sock, self._nonce, self._wait, self._max_fds = sock, nonce, wait, max_fds
         self._sequence = 0
         sock.setblocking(wait is None)
 
     def close(self) -> None:
         self._sock.close()
 
-    def send(self, header: dict[str, Any], buffers: Sequence[memoryview] = ()) -> None:
-        """Sends one message. Raises ChannelClosed when the peer has gone."""
+    def send(
+        self, header: dict[str, Any], buffers: Sequence[memoryview] = (), fds: Sequence[int] = ()
+    ) -> None:
+        """Sends one message, with copies of descriptors `fds`. Raises ChannelClosed when the peer has gone."""
         sizes = [buffer.nbytes for buffer in buffers]
         payload_bytes = sum(_padded(size) for size in sizes)
         envelope = {**header, "nonce": self._nonce, "sequence": self._sequence, "sizes": sizes}
@@ -83,7 +87,8 @@ class Channel:
             parts.append(buffer.cast("B") if size else memoryview(b""))
             parts.append(memoryview(bytes(_padded(size) - size)))
         for part in parts:
-            self._send_all(part)
+            self._send_all(part, fds)
+            fds = ()
 
     def receive(self, max_payload_bytes: int) -> Message:
         """Receives one message.
@@ -92,7 +97,8 @@ class Channel:
           ChannelClosed: the peer has gone.
           FrameError: the message breaks the protocol or is larger than `max_payload_bytes`.
         """
-        magic, header_bytes, payload_bytes = PREFIX.unpack(self._receive_exactly(PREFIX.size))
+        fds: list[int] = []
+        magic, header_bytes, payload_bytes = PREFIX.unpack(self._receive_exactly(PREFIX.size, fds))
         if magic != MAGIC or header_bytes > MAX_HEADER_BYTES:
             raise FrameError("the channel carries something that is not a message")
         if payload_bytes > max_payload_bytes:
@@ -119,25 +125,31 @@ class Channel:
         for size in sizes:
             buffers.append(payload[offset : offset + size])
             offset += _padded(size)
-        return Message(header, buffers)
+        return Message(header, buffers, fds)
 
-    def _send_all(self, data: memoryview) -> None:
+    def _send_all(self, data: memoryview, fds: Sequence[int] = ()) -> None:
         while data.nbytes:
             try:
-                sent = self._sock.send(data)
+                sent = socket.send_fds(self._sock, [data], fds) if fds else self._sock.send(data)
             except BlockingIOError:
                 self._wait(self._sock, True)
                 continue
             except (BrokenPipeError, ConnectionResetError) as error:
                 raise ChannelClosed("the other end of the channel is closed") from error
-            data = data[sent:]
+            data, fds = data[sent:], ()
 
-    def _receive_exactly(self, size: int) -> bytearray:
+    def _receive_exactly(self, size: int, fds: list[int] | None = None) -> bytearray:
+        """Descriptors that come with the bytes are appended to `fds`, where this end takes any."""
         data = bytearray(size)
         view = memoryview(data)
         while view.nbytes:
             try:
-                received = self._sock.recv_into(view)
+                if fds is not None and self._max_fds:
+                    got, new, _, _ = socket.recv_fds(self._sock, view.nbytes, self._max_fds)
+                    view[: len(got)], received = got, len(got)
+                    fds += new
+                else:
+                    received = self._sock.recv_into(view)
             except BlockingIOError:
                 self._wait(self._sock, False)
                 continue

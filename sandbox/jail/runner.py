@@ -14,6 +14,8 @@ believes nothing it reads from a reply beyond what it can check itself.
     run            slot seed check max_bytes                 -> outputs + tensors, changed, aliased
     time_block     calls slots keep flush which              -> span_ms
     kept           max_bytes                                 -> outputs of the call that was kept
+    open_outputs   + descriptor                              (memory that time_fresh leaves outputs in)
+    time_fresh     calls outputs + descriptor of the inputs  -> span_ms             [CPU only]
     start_profiler                                           -> nothing; makes the next profile quick
     profile        slot                                      -> kernels, own, busy_ms
     compile_report slot                                      -> report              [device "aot:sm_NN" only]
@@ -38,11 +40,13 @@ import torch
 
 from sandbox.jail.device import BuildError, Device, make_device
 from sandbox.jail.frames import Channel, ChannelClosed, Message
+from sandbox.jail.fresh import FreshCalls
 from sandbox.jail.kernel_call import GuardError, KernelCall
 from sandbox.jail.tensors import DTYPES, decode, encode, pack, unpack
 
 MAX_MESSAGE_CHARS = 4000
 MAX_INPUT_BYTES = 8 << 30
+MAX_FDS = 4
 KERNEL_FD = 4
 TRITON_COMPILE_ERRORS = (
     "CompilationError",
@@ -62,7 +66,7 @@ class RunnerError(RuntimeError):
 
 def main(channel_fd: int, nonce: str, file_fds: Sequence[int]) -> None:
     """Serves orders until `exit` or until the oracle closes the channel."""
-    channel = Channel(socket.socket(fileno=channel_fd), nonce)
+    channel = Channel(socket.socket(fileno=channel_fd), nonce, max_fds=MAX_FDS)
     runner = Runner()
     while True:
         try:
@@ -92,6 +96,7 @@ class Runner:
         self.slots: dict[int, list[Any]] = {}
         self.kept: Any = None
         self.baselines: dict[str, Any] = {}
+        self.fresh: FreshCalls
 
     def do_load_reference(self, message: Message) -> tuple[dict, list[torch.Tensor]]:
         order = message.header
@@ -212,6 +217,16 @@ class Runner:
         reply, tensors = self._outputs(self.kept, message.header["max_bytes"])
         self.kept = None
         return reply, tensors
+
+    def do_open_outputs(self, message: Message) -> tuple[dict, list[torch.Tensor]]:
+        self.fresh = FreshCalls(message.fds[0])
+        return {}, []
+
+    def do_time_fresh(self, message: Message) -> tuple[dict, list[torch.Tensor]]:
+        order = message.header
+        with torch.no_grad():
+            span_ms = self.fresh.time(self.call, message.fds[0], order["calls"], order["outputs"])
+        return {"span_ms": span_ms}, []
 
     def do_start_profiler(self, message: Message) -> tuple[dict, list[torch.Tensor]]:
         self.device.start_profiler()

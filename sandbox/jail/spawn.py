@@ -126,16 +126,17 @@ class Runner(Process):
         timeout_s: float,
         buffers: Sequence[memoryview] = (),
         reply_bytes: int = 1 << 20,
+        fds: Sequence[int] = (),
         **order,
     ) -> Message:
-        """Sends one order and returns the reply.
+        """Sends one order, with copies of descriptors `fds`, and returns the reply.
 
         Raises:
           JailReply: the runner reports an error. JailTimeout, JailMemory, JailDied: it is gone now.
         """
         self._deadline = time.monotonic() + timeout_s
         try:
-            self._channel.send({"command": command, **order}, buffers)
+            self._channel.send({"command": command, **order}, buffers, fds)
             message = self._channel.receive(reply_bytes)
         except (ChannelClosed, FrameError) as error:
             raise self._post_mortem(error) from error
