@@ -83,6 +83,7 @@ def get_config() -> ConfigDict:
             threads=2,  # threads of candidate and baseline alike
             correctness_trials=2,
             timing="quick",
+            target_arch="",  # where triton is judged on a CPU: the GPU that kernels must compile for, such as "sm_90"
             build_s=60.0,  # deadlines of the stages
             load_s=30.0,
             check_s=5.0,  # a sampled kernel that never ends costs this much

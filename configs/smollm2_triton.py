@@ -35,6 +35,7 @@ def get_config() -> ConfigDict:
     c.sandbox.device = "cuda:0"
     c.sandbox.language = "triton"
     c.sandbox.form = "module"
+    c.sandbox.target_arch = "sm_90"  # for --mode=check_corpus on a machine without a GPU
     c.sandbox.check_s = 60.0
     c.sandbox.time_s = 30.0
     c.sandbox.workers = 8

@@ -25,7 +25,7 @@ from ml_collections import config_flags  # noqa: E402
 _CONFIG = config_flags.DEFINE_config_file("config", None, "Recipe: a file with get_config().", lock_config=True)
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run; made if absent, gone on with if not.")
 _MODE = flags.DEFINE_enum(
-    "mode", "all", ["all", "corpus", "sft", "rl", "report", "rollout_only"], "Which phases to run (earlier ones are done if missing)."
+    "mode", "all", ["all", "check_corpus", "corpus", "sft", "rl", "report", "rollout_only"], "Which phases to run (earlier ones are done if missing)."
 )
 _SANDBOX = flags.DEFINE_string("sandbox", "", "Socket of a running sandbox; by default the run starts one of its own.")
 _TRAIN_FROM = flags.DEFINE_string("train_from", "", "One update from this file of trajectories instead of new rollouts.")
@@ -116,6 +116,8 @@ def _run(cfg, workdir: Path) -> int:
             from dk_jax.evaluation.report import write_report
 
             print(f"report: {write_report(workdir)}")
+        elif _MODE.value == "check_corpus":
+            print(f"verdicts on the untimed part of the corpus -> {run.check_corpus()}")
         elif _MODE.value == "corpus":
             print(f"{len(run.corpus())} judged kernels -> {workdir / 'corpus.jsonl'}")
         elif _MODE.value == "sft":

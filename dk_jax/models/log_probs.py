@@ -35,8 +35,9 @@ def token_log_probs(
     lengths: Int[Array, " B"],
     agents: Int[Array, " B"],
     chunk: int = 1024,
+    temperature: float = 1.0,
 ) -> TokenLogProbs:
-    """Scores every token of right-padded rows under the head of each row's agent, at temperature 1.
+    """Scores every token of right-padded rows under the head of each row's agent.
 
     Args:
       static, params: the backbone.
@@ -45,11 +46,14 @@ def token_log_probs(
       agents: index into AGENTS of each row.
       chunk: about how many positions of the whole batch go through the unembedding at once; the logits in
         memory are chunk x V float32. It changes memory and speed, not values beyond rounding.
+      temperature: divides the logits, so that the policy scored is the one that was sampled from.
 
     Returns:
       Log-probs and entropies, differentiable in `params`.
     """
     b, t = tokens.shape
+    if not temperature > 0:
+        raise ValueError(f"token_log_probs: temperature is {temperature}; a distribution needs one above 0")
     if t < 2:
         raise ValueError(f"token_log_probs needs at least 2 positions a row to have a next token; got {t}")
     hidden = hidden_states(static, params, tokens, lengths)
@@ -63,7 +67,7 @@ def token_log_probs(
     targets = jnp.pad(targets, ((0, 0), (0, padding))).reshape(b, n_chunks, width).swapaxes(0, 1)
 
     def score(_, piece):
-        return None, log_probs_and_entropies(unembed(static, params, piece[0]), piece[1])
+        return None, log_probs_and_entropies(unembed(static, params, piece[0]) / temperature, piece[1])
 
     _, pieces = jax.lax.scan(jax.checkpoint(score, prevent_cse=False), None, (hidden, targets))
     real = jnp.arange(1, t)[None, :] < lengths[:, None]

@@ -106,7 +106,7 @@ class Speaker:
             temperature=self.temperature,
         )
         for trajectory, sample in zip(rows, samples, strict=True):
-            trajectory.append_sample(sample.tokens, sample.logp_model)
+            trajectory.append_sample(sample.tokens, sample.logp_sample)
             trajectory.turns.append(Turn(text=self.codec.decode(sample.tokens), stop=sample.stop))
         return room
 

@@ -103,7 +103,7 @@ class Trajectory:
         member: index within the scheme (policy) or the trigger (summary).
         tokens: the whole sequence, prompt and answers, as it was sampled.
         turn_index: for each token the turn that sampled it, or -1 for prompt and feedback tokens.
-        logp_model: log-probability of each sampled token under the raw model (0 elsewhere).
+        logp_sample: log-probability of each sampled token under the distribution that it was drawn from (0 elsewhere).
         turns: texts and verdicts.
         rewards: reward of each turn.
         advantages: advantage of each turn (filled in by `dk_jax.train.credit`).
@@ -118,7 +118,7 @@ class Trajectory:
     member: int = 0
     tokens: list[int] = dataclasses.field(default_factory=list)
     turn_index: list[int] = dataclasses.field(default_factory=list)
-    logp_model: list[float] = dataclasses.field(default_factory=list)
+    logp_sample: list[float] = dataclasses.field(default_factory=list)
     turns: list[Turn] = dataclasses.field(default_factory=list)
     rewards: list[float] = dataclasses.field(default_factory=list)
     advantages: list[float] = dataclasses.field(default_factory=list)
@@ -129,16 +129,16 @@ class Trajectory:
         tokens = list(tokens)
         self.tokens += tokens
         self.turn_index += [-1] * len(tokens)
-        self.logp_model += [0.0] * len(tokens)
+        self.logp_sample += [0.0] * len(tokens)
 
-    def append_sample(self, tokens: Iterable[int], logp_model: Iterable[float]) -> None:
-        tokens, logp_model = list(tokens), [float(p) for p in logp_model]
-        if len(tokens) != len(logp_model):
-            raise ValueError(f"{len(tokens)} sampled tokens but {len(logp_model)} log-probs ({self.agent}, {self.task})")
+    def append_sample(self, tokens: Iterable[int], logp_sample: Iterable[float]) -> None:
+        tokens, logp_sample = list(tokens), [float(p) for p in logp_sample]
+        if len(tokens) != len(logp_sample):
+            raise ValueError(f"{len(tokens)} sampled tokens but {len(logp_sample)} log-probs ({self.agent}, {self.task})")
         turn = len(self.turns)
         self.tokens += tokens
         self.turn_index += [turn] * len(tokens)
-        self.logp_model += logp_model
+        self.logp_sample += logp_sample
 
     @property
     def verdicts(self) -> list[Verdict]:

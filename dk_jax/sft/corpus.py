@@ -18,7 +18,7 @@ from typing import Protocol
 import numpy as np
 
 from dk_jax.rollout.judge import Judge, Request
-from dk_jax.rollout.trajectory import derive_seed
+from dk_jax.rollout.trajectory import Verdict, derive_seed
 from dk_jax.sft.samples import JudgedKernel
 from dk_jax.tasks.task import Task
 
@@ -91,6 +91,14 @@ def choose_all(
     return out
 
 
+def judge_untimed(
+    chosen: Sequence[Chosen], judge: Judge, *, progress: Callable[[int], None] | None = None
+) -> list[Verdict]:
+    """Verdicts on the kernels that are not to be timed, in their order."""
+    requests = [Request(task=c.task, source=c.variant.source) for c in chosen if not c.timed]
+    return judge.evaluate(requests, phase="corpus/untimed", progress=progress, timed=False)
+
+
 def judge_all(
     chosen: Sequence[Chosen], judge: Judge, *, progress: Callable[[int], None] | None = None
 ) -> tuple[list[JudgedKernel], dict[str, int]]:
@@ -108,10 +116,9 @@ def judge_all(
     """
     order = sorted(range(len(chosen)), key=lambda i: not chosen[i].timed)
     chosen = [chosen[i] for i in order]
-    requests = [Request(task=c.task, source=c.variant.source) for c in chosen]
-    n_timed = sum(c.timed for c in chosen)
-    verdicts = judge.evaluate(requests[:n_timed], phase="corpus", progress=progress)
-    verdicts += judge.evaluate(requests[n_timed:], phase="corpus/untimed", progress=progress, timed=False)
+    requests = [Request(task=c.task, source=c.variant.source) for c in chosen if c.timed]
+    verdicts = judge.evaluate(requests, phase="corpus", progress=progress)
+    verdicts += judge_untimed(chosen, judge, progress=progress)
     kernels, counts = [], Counter()
     for c, verdict in zip(chosen, verdicts, strict=True):
         task, variant = c.task, c.variant

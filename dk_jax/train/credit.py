@@ -195,7 +195,7 @@ def _row(trajectory: Trajectory, weight: float) -> Row:
         tokens=trajectory.tokens,
         loss=[float(t >= 0) for t in turn_of],
         advantage=advantage,
-        old_logp=trajectory.logp_model,
+        old_logp=trajectory.logp_sample,
         agent=AGENTS.index(trajectory.agent),
         weight=weight,
     )

@@ -39,7 +39,7 @@ from dk_jax.rollout.judge import Journal
 from dk_jax.rollout.trajectory import Trajectory, load_trajectories, save_trajectories
 from dk_jax.rollout.verify import Verifier
 from dk_jax.sft import training as sft
-from dk_jax.sft.corpus import CorpusConfig, choose_all, judge_all
+from dk_jax.sft.corpus import CorpusConfig, choose_all, judge_all, judge_untimed
 from dk_jax.sft.samples import SampleConfig, load_kernels, make_samples, save_kernels, to_row
 from dk_jax.skills.library import SkillLibrary
 from dk_jax.train import setup
@@ -98,9 +98,30 @@ class Run:
         path = self.workdir / "corpus.jsonl"
         if path.exists():
             return load_kernels(path)
+        started = time.monotonic()
+        chosen = self._chosen()
+        with tqdm(total=len(chosen), desc="judging the corpus", unit="kernel") as bar:
+            kernels, counts = judge_all(chosen, self.judge("corpus"), progress=bar.update)
+        save_kernels(path, kernels)
+        (self.workdir / "journal_corpus.jsonl").unlink(missing_ok=True)
+        self.metrics.scalars("corpus", 0, {**counts, "seconds": time.monotonic() - started})
+        return kernels
+
+    def check_corpus(self) -> Path:
+        """Judges the part of the corpus that is never timed, and returns the journal of these verdicts.
+
+        For a machine without the accelerator: Triton's interpreter says whether a kernel is right, compilation ahead of time
+        whether it would build. A run with the same tasks and seed that finds the journal in its workdir takes the verdicts over.
+        """
+        chosen = self._chosen()
+        judge = self.judge("corpus")
+        with tqdm(total=sum(not c.timed for c in chosen), desc="checking the corpus", unit="kernel") as bar:
+            judge_untimed(chosen, judge, progress=bar.update)
+        return judge.journal.path
+
+    def _chosen(self):
         variants, _ = setup.kernel_variants(self.cfg.sandbox.language)
         tasks = (*self.tasks.train, *self.tasks.generated)
-        started = time.monotonic()
         c = self.cfg.corpus
         config = CorpusConfig(
             timed_tasks=c.timed_tasks or len(tasks),
@@ -108,13 +129,7 @@ class Run:
             untimed_variants=c.untimed_variants,
             wrong_share=c.wrong_share,
         )
-        chosen = choose_all(tasks, variants, config=config, seed=self.cfg.seed)
-        with tqdm(total=len(chosen), desc="judging the corpus", unit="kernel") as bar:
-            kernels, counts = judge_all(chosen, self.judge("corpus"), progress=bar.update)
-        save_kernels(path, kernels)
-        (self.workdir / "journal_corpus.jsonl").unlink(missing_ok=True)
-        self.metrics.scalars("corpus", 0, {**counts, "seconds": time.monotonic() - started})
-        return kernels
+        return choose_all(tasks, variants, config=config, seed=self.cfg.seed)
 
     def samples(self):
         """The cold start's samples, the same for the same corpus and config."""
@@ -254,7 +269,13 @@ class Run:
             make_optimizer(
                 lr=c.lr, warmup=c.warmup, steps=c.steps, weight_decay=c.weight_decay, clip_norm=c.clip_norm, decay=c.decay, kind=c.optimizer,
             ),
-            LossConfig(kind="policy", clip_low=c.clip_low, clip_high=c.clip_high, dual_clip=c.dual_clip),
+            LossConfig(
+                kind="policy",
+                clip_low=c.clip_low,
+                clip_high=c.clip_high,
+                dual_clip=c.dual_clip,
+                temperature=self.cfg.rollout.temperature,
+            ),
             streams=self.cfg.learner.streams,
         )
 

@@ -187,6 +187,7 @@ def make_judge(cfg: ConfigDict, socket: str, journal: Journal | None) -> Sandbox
         correctness_trials=s.correctness_trials,
         timing=s.timing,
         profile=s.device != "cpu" and cfg.reward.w_coverage > 0,
+        target_arch=s.target_arch or None if s.device == "cpu" else None,
         reward=RewardSpec(**cfg.reward.to_dict()),
         build_s=s.build_s,
         load_s=s.load_s,
@@ -212,6 +213,8 @@ def make_judge(cfg: ConfigDict, socket: str, journal: Journal | None) -> Sandbox
 
 def rollout_config(cfg: ConfigDict) -> RolloutConfig:
     r = cfg.rollout
+    if not r.temperature > 0:
+        raise ConfigError(f"rollout.temperature is {r.temperature}: RL learns from samples, which need a temperature above 0")
     return RolloutConfig(
         selections=r.selections,
         rollouts=r.rollouts,

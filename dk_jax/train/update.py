@@ -29,12 +29,17 @@ from dk_jax.rl.losses import clipped_policy_loss
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LossConfig:
-    """The loss of an update: "nll" (cold start) or "policy" (clipped policy gradient)."""
+    """The loss of an update: "nll" (cold start) or "policy" (clipped policy gradient).
+
+    `temperature` is that of the sampler: the policy that is improved is the one that acted. (At another temperature the ratio of
+    new to old probability would not start at 1, and the gradient would belong to a policy that nobody sampled from.)
+    """
 
     kind: Literal["nll", "policy"]
     clip_low: float = 0.2
     clip_high: float = 0.28
     dual_clip: float = 3.0
+    temperature: float = 1.0
 
 
 def make_optimizer(
@@ -177,7 +182,9 @@ def on_one_device(tree: Any) -> Any:
 def _gradient(static, loss: LossConfig, total, trainable, frozen, batch):
     def objective(trainable):
         params = combine(trainable, frozen)
-        logp, entropy = token_log_probs(static, params, batch["tokens"], batch["lengths"], batch["agents"])
+        logp, entropy = token_log_probs(
+            static, params, batch["tokens"], batch["lengths"], batch["agents"], temperature=loss.temperature
+        )
         mask = batch["mask"]
         stats = {"tokens": mask.sum(), "entropy": (jax.lax.stop_gradient(entropy) * mask).sum()}
         if loss.kind == "nll":

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -60,14 +61,14 @@ def _sample(prompts, agents=None, keys=None, config=SIZES, cfg=CFG, **overrides)
     return _sampler(config, cfg).sample(_backbone(cfg)[1], prompts, agents, keys, **overrides)
 
 
-def _trainer_log_probs(prompts, samples, agents, cfg=CFG):
+def _trainer_log_probs(prompts, samples, agents, cfg=CFG, temperature=1.0):
     """What `token_log_probs` says about each sampled token."""
     static, params = _backbone(cfg)
     rows = [p + s.tokens for p, s in zip(prompts, samples, strict=True)]
     width = max(map(len, rows))
     tokens = jnp.asarray([row + [0] * (width - len(row)) for row in rows])
     lengths = jnp.asarray([len(row) for row in rows])
-    score = jax.jit(token_log_probs, static_argnums=0)
+    score = jax.jit(partial(token_log_probs, temperature=temperature), static_argnums=0)
     table = np.asarray(score(static, params, tokens, lengths, jnp.asarray(agents)).log_probs)
     return [table[i, len(p) - 1 : len(rows[i]) - 1] for i, p in enumerate(prompts)]
 
@@ -104,6 +105,15 @@ class TestAgreementWithTheTrainer:
         second = _sample(longer, agents, keys=[7, 8], max_new_tokens=12, cfg=cfg)
         for sample, expected in zip(second, _trainer_log_probs(longer, second, agents, cfg), strict=True):
             np.testing.assert_allclose(sample.logp_model, expected, atol=1e-4)
+
+    @pytest.mark.parametrize("temperature", [0.5, 1.7])
+    def test_sampling_log_probs_equal_the_trainers_at_the_samplers_temperature(self, temperature):
+        prompts, agents = _prompts([4, 8, 12]), [0, 1, 2]
+        samples = _sample(prompts, agents, config=dataclasses.replace(SIZES, temperature=temperature))
+        scored = _trainer_log_probs(prompts, samples, agents, temperature=temperature)
+        for sample, expected in zip(samples, scored, strict=True):
+            np.testing.assert_allclose(sample.logp_sample, expected, atol=1e-4)
+            assert not np.allclose(sample.logp_sample, sample.logp_model, atol=1e-3)
 
     def test_temperature_and_top_p_do_not_leak_into_the_model_log_probs(self):
         config = dataclasses.replace(SIZES, temperature=0.7, top_p=0.8)

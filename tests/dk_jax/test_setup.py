@@ -61,3 +61,10 @@ def test_an_unknown_kind_is_named():
     cfg.tasks.kinds = ("map", "quantum")
     with pytest.raises(setup.ConfigError, match=r"tasks\.kinds names \['quantum'\]"):
         setup.load_tasks(cfg)
+
+
+def test_a_policy_that_never_samples_is_refused():
+    cfg = demo()
+    cfg.rollout.temperature = 0.0
+    with pytest.raises(setup.ConfigError, match="rollout.temperature is 0.0"):
+        setup.rollout_config(cfg)

@@ -98,7 +98,7 @@ def test_each_token_knows_the_turn_that_sampled_it():
     t = two_turns()
     assert t.tokens == [1, 5, 6, 7, 8, 2, 5, 9, 7, 2]
     assert t.turn_index == [-1, -1, -1, 0, 0, 0, -1, -1, 1, 1]
-    assert t.logp_model == [0, 0, 0, -0.5, -0.25, -0.125, 0, 0, -1.0, -2.0]
+    assert t.logp_sample == [0, 0, 0, -0.5, -0.25, -0.125, 0, 0, -1.0, -2.0]
 
 
 def test_tokens_and_log_probs_of_different_numbers_are_refused():

@@ -89,6 +89,24 @@ def test_rollouts_written_to_a_file_train_as_if_they_had_just_been_made(tmp_path
     assert metrics["grad_norm"] == pytest.approx(first["grad_norm"], rel=1e-5)
 
 
+def test_a_corpus_checked_on_another_machine_is_taken_over(tmp_path):
+    cfg = tiny_config()
+    cfg.tasks.generated, cfg.corpus.timed_tasks = 12, 8
+    checking = ScriptedRun(cfg, tmp_path / "a", ScriptedClient())
+    journal = checking.check_corpus()
+    checking.close()
+    assert checking.client.judged > 20
+    whole = ScriptedRun(cfg, tmp_path / "whole", ScriptedClient())
+    wanted = whole.corpus()
+    whole.close()
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / journal.name).write_bytes(journal.read_bytes())
+    training = ScriptedRun(cfg, tmp_path / "b", ScriptedClient())
+    assert training.corpus() == wanted
+    training.close()
+    assert training.client.judged == whole.client.judged - checking.client.judged > 8
+
+
 def test_the_papers_acceptance_rule_runs_in_the_place_of_the_paired_one(tmp_path):
     cfg = tiny_config()
     cfg.skills.verification = "paper"
