@@ -13,8 +13,9 @@ from configs.demo import get_config as demo
 def get_config() -> ConfigDict:
     c = demo()
     c.style = "chat"
-    # Generated tasks stay at CPU sizes: they are judged for correctness alone, which large tensors only make slow.
-    c.tasks.update(dict(size="gpu", generated=900, rl_generated=0))
+    # Generated tasks are small: they are judged for correctness alone, on the GPU or beforehand in the interpreter of a machine
+    # without one (--mode=check_corpus --config.sandbox.device=cpu; its journal_corpus.jsonl goes into this run's workdir).
+    c.tasks.update(dict(size="gpu", generated=1400, generated_size="small", rl_generated=0))
     c.model = ConfigDict(
         dict(
             init="smollm2",
@@ -46,13 +47,14 @@ def get_config() -> ConfigDict:
     c.reward.speedup_cap = 6.0
 
     c.corpus.update(dict(timed_tasks=54, variants_per_task=2, untimed_variants=1, samples_per_task=4, untimed_samples=1, wrong_share=0.15))
-    c.sft.update(dict(steps=300, batch=16, microbatch=8, optimizer="adamw", lr=1e-3, warmup=10, max_tokens=2048, checkpoint_every=100))
+    c.sft.update(dict(steps=500, batch=16, microbatch=8, optimizer="adamw", lr=1e-3, warmup=10, max_tokens=2048, checkpoint_every=100))
     c.rollout.update(
         dict(
             tasks=4,
             selections=1,
             rollouts=2,
             turns=2,
+            temperature=0.7,  # at 1.0 a kernel of 400 tokens seldom comes through without a slip
             max_policy_tokens=704,
             max_selection_tokens=160,
             max_summary_tokens=400,
@@ -66,5 +68,5 @@ def get_config() -> ConfigDict:
     c.rl.update(dict(steps=12, lr=1e-4, decay=False, clip_norm=1.0, microbatch=8, loss_scale=1000.0, checkpoint_every=2))
     c.rl.profiling_low = 0.3
     c.skills.update(dict(max_triggers=2, max_verifications=2, pairs_per_look=2, looks=2))
-    c.evaluation.update(dict(samples=2, turns=2, max_tasks=8))
+    c.evaluation.update(dict(samples=2, turns=2, temperature=0.7, max_tasks=8))
     return c

@@ -42,10 +42,12 @@ _KIND_WEIGHTS = {
 }
 # rows, columns, and the least and the greatest number of elements
 _SIZES: dict[str, tuple[tuple[int, ...], tuple[int, ...], int, int]] = {
+    "small": ((32, 64, 128), (128, 256, 512), 1 << 12, 1 << 14),
     "cpu": ((128, 256, 512, 1024, 2048), (256, 512, 1024, 2048), 1 << 18, 1 << 20),
     "gpu": ((1024, 2048, 4096, 8192), (1024, 2048, 4096), 1 << 22, 1 << 24),
 }
-_WIDTHS = {"cpu": (16, 32, 64, 128), "gpu": (256, 512, 1024)}
+_WIDTHS = {"small": (16, 32, 64), "cpu": (16, 32, 64, 128), "gpu": (256, 512, 1024)}
+_MATRIX_ROWS = {"small": (64, 128), "cpu": (1024, 2048), "gpu": (4096,)}
 _NORMS = ("softmax", "layer_norm", "rms_norm") * 2 + (
     "log_softmax", "l2_normalize", "l1_normalize", "center", "max_shift"
 )  # fmt: skip
@@ -60,7 +62,7 @@ def generate_tasks(
     Args:
       seed: fixes the list.
       count: how many.
-      size: machine that the sizes are meant for.
+      size: what the sizes are meant for (`Task.size`).
       exclude: structures (`OpSpec.structure`) never to be generated; by default those of the built-in held-
         out tasks.
 
@@ -159,7 +161,7 @@ def _grow_norm(rng: random.Random, size: Size) -> OpSpec:
         chain.grow(rng.choice((0, 0, 1)))
     else:
         chain.grow(rng.choice((0, 1, 1, 2, 2, 3)))
-    return _spec(chain, _dims(rng, size, 1024 if size == "cpu" else 4096))
+    return _spec(chain, _dims(rng, size, 4096 if size == "gpu" else 1024))
 
 
 def _grow_column(rng: random.Random, size: Size) -> OpSpec:
@@ -180,18 +182,13 @@ def _grow_column(rng: random.Random, size: Size) -> OpSpec:
 
 def _grow_matmul(rng: random.Random, size: Size) -> OpSpec:
     chain = Chain(rng, -6.0, 6.0)
-    width = rng.choice((64, 128, 256) if size == "cpu" else _WIDTHS[size])
+    width = rng.choice(_WIDTHS[size] if size == "gpu" else (64, 128, 256))
     if rng.random() < 0.5:
         chain.stages.append(Linear(name="fc", width=width, bias=rng.random() < 0.8))
     else:
         chain.stages.append(Matmul(name="w", width=width, transposed=rng.random() < 0.4, draw="small"))
     chain.grow(rng.choice((1, 2, 2, 3)))
-    rows, inner = (
-        (rng.choice((1024, 2048)), rng.choice((16, 32, 64)))
-        if size == "cpu"
-        else (4096, rng.choice(_WIDTHS[size]))
-    )
-    return _spec(chain, (rows, inner))
+    return _spec(chain, (rng.choice(_MATRIX_ROWS[size]), rng.choice(_WIDTHS[size][:3])))
 
 
 def _grow_window(rng: random.Random, size: Size) -> OpSpec:
@@ -214,7 +211,7 @@ def _grow_transpose(rng: random.Random, size: Size) -> OpSpec:
     chain.grow(rng.choice((0, 1, 2)), columns=rng.random() < 0.5)
     chain.stages.append(Transpose())
     chain.grow(rng.choice((0, 1, 2)))
-    return _spec(chain, _dims(rng, size, 1024 if size == "cpu" else 4096))
+    return _spec(chain, _dims(rng, size, 4096 if size == "gpu" else 1024))
 
 
 def _grow_scan(rng: random.Random, size: Size) -> OpSpec:
@@ -223,7 +220,7 @@ def _grow_scan(rng: random.Random, size: Size) -> OpSpec:
     if chain.bound > 8.0:  # long sums of large values of both signs would test rounding, not the kernel
         chain = Chain(rng)
     chain.stages += [Cumsum(), Scalar(op="mul", value=rng.choice((0.1, 0.2, 0.5)))]
-    return _spec(chain, _dims(rng, size, 512 if size == "cpu" else 2048))
+    return _spec(chain, _dims(rng, size, 2048 if size == "gpu" else 512))
 
 
 def _grow_block(rng: random.Random, size: Size) -> OpSpec:
@@ -231,7 +228,6 @@ def _grow_block(rng: random.Random, size: Size) -> OpSpec:
     norm = RowNorm(fn=rng.choice(("layer_norm", "rms_norm")))
     scale = Vector(op="mul", name="scale", draw="positive")
     d, f = rng.choice(_WIDTHS[size][:3]), rng.choice(_WIDTHS[size][:3])
-    shapes = ((1024, 2048) if size == "cpu" else (4096,), d)
     bodies: tuple[tuple[Stage, ...], ...] = (
         (Linear(name="fc1", width=f), act, Linear(name="fc2", width=d)),
         (norm, Linear(name="fc", width=f), act),
@@ -243,7 +239,7 @@ def _grow_block(rng: random.Random, size: Size) -> OpSpec:
         (act, RowNorm(fn="softmax"), Tensor(op="mul", name="y"), RowReduce(fn="sum")),
     )
     at = rng.randrange(len(bodies))
-    rows, cols = _dims(rng, size, 1024) if at in (4, 6, 7) else (rng.choice(shapes[0]), shapes[1])
+    rows, cols = _dims(rng, size, 1024) if at in (4, 6, 7) else (rng.choice(_MATRIX_ROWS[size]), d)
     return OpSpec(rows=rows, cols=cols, stages=bodies[at])
 
 

@@ -49,13 +49,14 @@ def test_every_kind_is_there_and_small_levels_prevail():
     assert all(task.split == "train" and len(task.compact.split()) < 100 for task in TASKS)
 
 
-def test_gpu_sizes_are_larger():
+def test_sizes_fit_what_they_are_meant_for():
     size = lambda tasks: sum(t.spec.rows * t.spec.cols for t in tasks)  # noqa: E731
     assert size(generate_tasks(0, 50, "gpu")) > 5 * size(generate_tasks(0, 50, "cpu"))
+    assert all(t.spec.rows * t.spec.cols <= 1 << 14 for t in generate_tasks(0, 300, "small"))
 
 
 def test_bad_requests_say_what_to_do():
-    with pytest.raises(ValueError, match="give one of cpu, gpu"):
+    with pytest.raises(ValueError, match="give one of small, cpu, gpu"):
         generate_tasks(0, 1, "tpu")
 
 
