@@ -17,6 +17,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from sandbox.client import SandboxBusy, SandboxClient, SandboxRejected, SandboxUnavailable
+from sandbox.jail.confine import LEVELS
 from sandbox.protocol import Candidate, EvaluationResult, Options, TaskSpec
 
 START_S = 120.0
@@ -94,6 +95,12 @@ def _server_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=int, help="OpenMP threads of candidates and references")
     parser.add_argument("--cache", help="directory of built artifacts (default: ~/.cache/dk_sandbox)")
     parser.add_argument("--max-queue", type=int, default=4096, help="evaluations that may wait")
+    parser.add_argument(
+        "--isolation",
+        choices=LEVELS,
+        help="refuse to start unless untrusted code is confined at this level (default: the best that works "
+        "here; 'none' only if asked for)",
+    )
 
 
 def _serve(arguments: argparse.Namespace) -> int:
@@ -110,6 +117,7 @@ def _serve(arguments: argparse.Namespace) -> int:
             threads=arguments.threads,
             cache=arguments.cache,
             max_queue=arguments.max_queue,
+            isolation=arguments.isolation,
         )
         languages = capabilities(settings).languages
         for language in arguments.require:
@@ -206,7 +214,7 @@ def _server(arguments: argparse.Namespace, device: str) -> Iterator[Path]:
             "--log-level",
             "error",
         ]
-        for name in ("threads", "cache"):
+        for name in ("threads", "cache", "isolation"):
             if getattr(arguments, name) is not None:
                 command += [f"--{name}", str(getattr(arguments, name))]
         # A session of its own: Ctrl-C reaches this command, which then ends the server in good order.

@@ -3,8 +3,6 @@ nor triton."""
 
 from __future__ import annotations
 
-import ctypes
-import functools
 import importlib.metadata
 import importlib.util
 import os
@@ -16,18 +14,10 @@ from dataclasses import dataclass
 
 from sandbox.build import BuildUnavailable
 from sandbox.build.cpp import find_compiler
-
-SYS_LANDLOCK_CREATE_RULESET = 444
-PR_GET_SECCOMP = 21
-
-
-@dataclass(frozen=True, kw_only=True)
-class Isolation:
-    """The level in force, what it consists of, and what a stricter one would add."""
-
-    name: str
-    features: tuple[str, ...]
-    missing: tuple[str, ...]
+from sandbox.jail import landlock, seccomp
+from sandbox.jail.cgroup import Cgroups, NoCgroups
+from sandbox.jail.confine import LEVELS
+from sandbox.jail.probe import IsolationError, isolation, offered
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,25 +30,6 @@ class Finding:
     advice: str = ""
 
 
-def isolation() -> Isolation:
-    """The isolation that runners of this version get."""
-    features = [
-        "process of its own",
-        "private directory",
-        "rlimits",
-        "no_new_privs",
-        "death with parent",
-        "kill of the whole process tree",
-        "memory watch",
-        "deadlines",
-        "sealed artifacts",
-    ]
-    if os.getuid() != 0:
-        features.append("RLIMIT_NPROC")
-    missing = ["user of its own", "network, mount and pid namespaces", "seccomp filter", "Landlock rules"]
-    return Isolation(name="basic", features=tuple(features), missing=tuple(missing))
-
-
 def examine() -> list[Finding]:
     """Everything that `doctor` reports."""
     return list(_examine())
@@ -66,20 +37,33 @@ def examine() -> list[Finding]:
 
 def report() -> str:
     """The report as text."""
-    level = isolation()
     signs = {True: "ok     ", False: "MISSING", None: "-      "}
     lines = []
     for finding in examine():
         lines.append(f"{signs[finding.ok]}  {finding.name:<22} {finding.detail}")
         if finding.advice:
             lines.append(f"{'':<33}{finding.advice}")
-    lines += [
-        "",
-        f"isolation level: {level.name}",
-        f"  in force: {', '.join(level.features)}",
-        f"  lacking:  {', '.join(level.missing)}",
-    ]
-    return "\n".join(lines)
+    return "\n".join([*lines, "", *_isolation()])
+
+
+def _isolation() -> Iterator[str]:
+    try:
+        offer = offered()
+    except IsolationError as error:
+        yield f"isolation level: unknown ({error})"
+        return
+    for name in LEVELS:
+        problem = offer.problems[name]
+        yield f"isolation {name:<9} {f'cannot be had: {problem}' if problem else 'can be had'}"
+    try:
+        level = isolation()
+    except IsolationError as error:
+        yield f"isolation level: a server does not start by itself: {error}"
+        level = isolation("none")
+    else:
+        yield f"isolation level: {level.name} (the default here)"
+    yield f"  in force: {', '.join(level.features)}"
+    yield f"  lacking:  {', '.join(level.missing) or 'nothing'}"
 
 
 def _examine() -> Iterator[Finding]:
@@ -159,38 +143,20 @@ def _disk() -> Finding:
 
 
 def _kernel_features() -> Iterator[Finding]:
-    libc = ctypes.CDLL(None, use_errno=True)
-    abi = libc.syscall(SYS_LANDLOCK_CREATE_RULESET, None, 0, 1)
-    yield Finding(name="Landlock", ok=None, detail=f"ABI {abi}" if abi > 0 else "not offered by this kernel")
-    seccomp = libc.prctl(PR_GET_SECCOMP, 0, 0, 0, 0) >= 0
-    yield Finding(name="seccomp", ok=None, detail="offered" if seccomp else "not offered by this kernel")
-    yield Finding(
-        name="user namespaces", ok=None, detail="can be made" if _can_unshare() else "cannot be made"
-    )
-    yield Finding(name="cgroup", ok=None, detail=_cgroup())
-    bubblewrap = shutil.which("bwrap")
-    yield Finding(name="bubblewrap", ok=None, detail=bubblewrap or "absent (not needed)")
-    user = "root" if os.getuid() == 0 else f"uid {os.getuid()}"
+    abi = landlock.abi()
+    yield Finding(name="Landlock", ok=None, detail=f"ABI {abi}" if abi else "not offered by this kernel")
+    filters = "offered" if seccomp.supported() else "not offered by this kernel, or for this processor"
+    yield Finding(name="seccomp", ok=None, detail=filters)
+    try:
+        reason = offered().problems["strict"]
+    except IsolationError as error:
+        reason = str(error)
+    detail = f"cannot be used: {reason}" if reason else "can be made"
+    yield Finding(name="user namespaces", ok=None, detail=detail)
+    try:
+        detail = f"version {Cgroups.find().version}, writable"
+    except NoCgroups as error:
+        detail = f"no: {error}"
+    yield Finding(name="control groups", ok=None, detail=detail)
+    user = "root" if os.getuid() == 0 else f"uid {os.getuid()} (root could give each jail a user of its own)"
     yield Finding(name="user", ok=None, detail=user)
-
-
-@functools.cache
-def _can_unshare() -> bool:
-    """Tries in a child of its own, so that nothing here changes."""
-    import subprocess
-
-    code = (
-        "import os,sys; sys.exit(os.unshare(os.CLONE_NEWUSER))"
-        if hasattr(os, "unshare")
-        else ("import ctypes,sys; sys.exit(ctypes.CDLL(None).unshare(0x10000000) != 0)")
-    )
-    return subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, timeout=20).returncode == 0
-
-
-def _cgroup() -> str:
-    root = "/sys/fs/cgroup"
-    if os.path.exists(f"{root}/cgroup.controllers"):
-        return "version 2, writable" if os.access(root, os.W_OK) else "version 2, read-only"
-    if os.path.isdir(f"{root}/memory"):
-        return "version 1, writable" if os.access(f"{root}/memory", os.W_OK) else "version 1, read-only"
-    return "none"

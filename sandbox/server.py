@@ -22,7 +22,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
 
 import sandbox
 from sandbox.build.artifacts import ArtifactStore
-from sandbox.doctor import isolation
+from sandbox.jail.probe import isolation
 from sandbox.protocol import (
     MAX_CANDIDATES,
     MAX_SOURCE_BYTES,
@@ -67,7 +67,10 @@ class _Refused(Exception):
 def create_app(settings: Settings, scratch: Path) -> FastAPI:
     """The application; its scheduler starts and ends with it and is `app.state.scheduler`."""
     offered = capabilities(settings)
-    worker_settings = WorkerSettings(scratch=scratch, cache=settings.cache, threads=settings.threads)
+    level = isolation(settings.isolation)
+    worker_settings = WorkerSettings(
+        scratch=scratch, cache=settings.cache, threads=settings.threads, isolation=settings.isolation
+    )
     started = time.monotonic()
 
     @asynccontextmanager
@@ -136,7 +139,7 @@ def create_app(settings: Settings, scratch: Path) -> FastAPI:
     @app.get("/v1/health")
     async def health() -> Health:
         """Liveness, isolation level, devices, queue."""
-        queue, level = scheduler().queue, isolation()
+        queue = scheduler().queue
         missing = list(level.missing)
         if scheduler().problem:
             missing.append(scheduler().problem)

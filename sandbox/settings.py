@@ -11,6 +11,8 @@ from pathlib import Path
 from sandbox.build import BuildUnavailable
 from sandbox.build.cpp import COMPILE_FLAGS, LINK_FLAGS, find_compiler
 from sandbox.build.signature import RULE
+from sandbox.jail.confine import Level
+from sandbox.jail.probe import IsolationError, choose
 from sandbox.protocol import (
     MAX_CANDIDATES,
     MAX_SOURCE_BYTES,
@@ -43,12 +45,14 @@ class Settings:
       cores: builds and other ordinary work that may run beside each other.
       cache: directory of built artifacts; it outlives the server.
       max_queue: evaluations that may wait.
+      isolation: level at which untrusted code runs (see `sandbox.jail.confine`).
     """
 
     devices: tuple[str, ...]
     workers: int
     threads: int
     cores: int
+    isolation: Level
     cache: Path = DEFAULT_CACHE
     max_queue: int = MAX_QUEUE
 
@@ -60,19 +64,25 @@ def make_settings(
     threads: int | None = None,
     cache: str | None = None,
     max_queue: int = MAX_QUEUE,
+    isolation: str | None = None,
 ) -> Settings:
     """Settings with this machine's values for what is left out.
 
     Raises:
-      SettingsError: a device that is not there, a number below 1.
+      SettingsError: a device that is not there, a number below 1, an isolation level that cannot be had.
     """
     cores = len(os.sched_getaffinity(0))
     for name, value in (("workers", workers), ("threads", threads), ("max-queue", max_queue)):
         if value is not None and value < 1:
             raise SettingsError(f"--{name} {value}: must be at least 1")
     devices = find_devices(device)
+    try:
+        level = choose(isolation)
+    except IsolationError as error:
+        raise SettingsError(str(error)) from error
     return Settings(
         devices=devices,
+        isolation=level,
         workers=workers or max(2, min(cores, 4 if devices == ("cpu",) else 8)),
         threads=threads or min(cores, 16),
         cores=cores,
@@ -181,4 +191,7 @@ def make_scratch() -> Path:
         pid = old.name.split("-")[1]
         if pid.isdigit() and not os.path.exists(f"/proc/{pid}") and old.stat().st_uid == os.getuid():
             shutil.rmtree(old, ignore_errors=True)
-    return Path(tempfile.mkdtemp(prefix=f"dk_sandbox-{os.getpid()}-"))
+    scratch = Path(tempfile.mkdtemp(prefix=f"dk_sandbox-{os.getpid()}-"))
+    # Jails may pass through, to directories of their own whose names they know; they may not list it.
+    scratch.chmod(0o711)
+    return scratch

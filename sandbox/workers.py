@@ -17,6 +17,7 @@ from typing import Any
 
 import sandbox
 from sandbox.gate import Gate
+from sandbox.jail.confine import Level
 
 log = logging.getLogger("sandbox.workers")
 PATIENCE_S = 0.25
@@ -31,6 +32,7 @@ class WorkerSettings:
     scratch: Path
     cache: Path
     threads: int
+    isolation: Level = "strict"
     log_level: str = "WARNING"
 
 
@@ -139,6 +141,7 @@ class Worker:
             "scratch": str(self._settings.scratch),
             "cache": str(self._settings.cache),
             "threads": self._settings.threads,
+            "isolation": self._settings.isolation,
             "log_level": self._settings.log_level,
         }
         with theirs:

@@ -148,7 +148,8 @@ def _build(
         link = [compiler.path, *LINK_FLAGS, "kernel.o", "-lm", "-o", "kernel.so"]
         script = f"{shlex.join(command)} && {shlex.join(link)}"
         limits = Limits(memory_bytes=COMPILER_MEMORY_BYTES, file_bytes=COMPILER_FILE_BYTES)
-        with zygote.execute(["/bin/sh", "-c", script], limits, COMPILER_MEMORY_BYTES, directory) as process:
+        argv, shown = ["/bin/sh", "-c", script], [header.parent]
+        with zygote.execute(argv, limits, COMPILER_MEMORY_BYTES, directory, readable=shown) as process:
             try:
                 end = process.wait(timeout_s)
             except JailTimeout:
@@ -172,15 +173,18 @@ def _prelude_header(store: ArtifactStore, compiler: Compiler) -> Path:
     The compiler takes the precompiled form when it fits and reads the header otherwise, so nothing depends
     on it.
     """
-    key = ArtifactStore.key("prelude header", INCLUDES, *COMPILE_FLAGS, compiler.identity)
+    key = ArtifactStore.key("prelude header 2", INCLUDES, *COMPILE_FLAGS, compiler.identity)
     directory = store.root / "headers" / key
     header = directory / "prelude.h"
     if not header.exists():
         directory.parent.mkdir(exist_ok=True, mode=0o700)
         temporary = Path(tempfile.mkdtemp(prefix=".new-", dir=directory.parent))
+        temporary.chmod(0o755)  # compile jails have users of their own
         (temporary / "prelude.h").write_text(INCLUDES)
         command = [compiler.path, *COMPILE_FLAGS, "-x", "c++-header", "prelude.h", "-o", "prelude.h.gch"]
         subprocess.run(command, cwd=temporary, capture_output=True, timeout=60, check=False)
+        for path in temporary.iterdir():
+            path.chmod(0o644)
         try:
             os.rename(temporary, directory)
         except OSError:

@@ -42,11 +42,12 @@ class ZygoteLost(JailError):
 @dataclass(frozen=True, kw_only=True)
 class Exit:
     """How a process ended: exit code, or the signal that killed it; `peak_bytes` is its largest resident
-    size."""
+    size, `out_of_memory` whether the kernel killed it or a process of its for exceeding its memory."""
 
     code: int
     signal: int
     peak_bytes: int
+    out_of_memory: bool = False
 
     def __str__(self) -> str:
         if self.signal:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import resource
 import signal
 from dataclasses import dataclass
 
-PR_SET_PDEATHSIG = 1
-PR_SET_NO_NEW_PRIVS = 38
-PR_SET_CHILD_SUBREAPER = 36
-_libc = ctypes.CDLL(None, use_errno=True)
+from sandbox.jail.syscalls import PR_SET_NO_NEW_PRIVS, PR_SET_PDEATHSIG, prctl
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,22 +18,20 @@ class Limits:
       memory_bytes: address space beyond what the process has at the fork; None where a device driver reserves
         large ranges (the caller must then watch resident memory).
       file_bytes: largest file it may write.
+      directory_bytes: all that it may keep in its private directory and in /dev/shm together, where the
+        directory is its own memory (runners at level strict).
       open_files: as RLIMIT_NOFILE.
       processes: threads and processes beyond those its user has at the fork (RLIMIT_NPROC; it does not
         bind root).
+      gpu: it needs NVIDIA devices, and what their driver reads and writes in /dev, /proc and /sys.
     """
 
     memory_bytes: int | None
     file_bytes: int = 2 << 30
     open_files: int = 256
     processes: int = 256
-
-
-def prctl(option: int, value: int) -> None:
-    """Calls prctl(2); raises OSError when the kernel refuses."""
-    if _libc.prctl(option, value, 0, 0, 0) != 0:
-        code = ctypes.get_errno()
-        raise OSError(code, f"prctl({option}) failed: {os.strerror(code)}")
+    directory_bytes: int = 2 << 30
+    gpu: bool = False
 
 
 def die_with_parent(parent_pid: int) -> None:

@@ -1,4 +1,4 @@
-"""Reading /proc: who descends from whom, what a session holds in memory. Linux only."""
+"""Reading /proc: who descends from whom, what a jail holds in memory. Linux only."""
 
 from __future__ import annotations
 
@@ -44,15 +44,31 @@ def children_of(parent: int) -> list[int]:
     return [process.pid for process in processes() if process.parent == parent]
 
 
-def session_bytes(session: int, enough: int) -> int:
-    """Resident memory of all processes of a session, without what they share with files.
+def members(supervisor: int) -> list[int]:
+    """Pids of a jail: its supervisor and all that descends from it.
+
+    Orphans of a jail fall to its supervisor, so none is missed.
+    """
+    children: dict[int, list[int]] = {}
+    for process in processes():
+        children.setdefault(process.parent, []).append(process.pid)
+    found, todo = [], [supervisor]
+    while todo:
+        pid = todo.pop()
+        found.append(pid)
+        todo += children.get(pid, ())
+    return found
+
+
+def jail_bytes(supervisor: int, enough: int) -> int:
+    """Resident memory of all processes of a jail, without what they share with files.
 
     The quick sum counts memory shared by forked processes once for each; only when it exceeds `enough` is
     the exact number (proportional shares) taken, which costs a millisecond a process.
     """
-    members = [process.pid for process in processes() if process.session == session]
-    quick = sum(_private_bytes(pid) for pid in members)
-    return quick if quick <= enough else sum(_proportional_bytes(pid) for pid in members)
+    pids = members(supervisor)
+    quick = sum(_private_bytes(pid) for pid in pids)
+    return quick if quick <= enough else sum(_proportional_bytes(pid) for pid in pids)
 
 
 def _private_bytes(pid: int) -> int:

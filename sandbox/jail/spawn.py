@@ -23,10 +23,12 @@ from pathlib import Path
 
 import sandbox
 from sandbox.jail.capture import Capture
+from sandbox.jail.confine import Level, Plan
 from sandbox.jail.faults import Exit, JailDied, JailMemory, JailReply, JailTimeout, ZygoteLost
 from sandbox.jail.frames import Channel, ChannelClosed, FrameError, Message, make_pair
 from sandbox.jail.limits import Limits
-from sandbox.jail.processes import kill_group, session_bytes
+from sandbox.jail.probe import choose
+from sandbox.jail.processes import jail_bytes, kill_group
 
 START_S = 120.0
 KILL_S = 20.0
@@ -73,14 +75,17 @@ def clean_environment(threads: int) -> dict[str, str]:
 
 class Process:
     """A jailed process: `exit` is None while it runs. Use as a context manager: leaving kills it and its
-    files."""
+    files.
+
+    `pid` is that of its supervisor: `sandbox.jail.processes.members` gives all processes of the jail.
+    """
 
     def __init__(self, zygote: Zygote, pid: int, capture: Capture, directory: Path, memory_bytes: int):
         self.zygote, self.pid, self.capture, self.directory = zygote, pid, capture, directory
         self.memory_bytes = memory_bytes
         self.watch: Callable[[int], str | None] | None = None
-        """Asked now and then, with the session's number, whether it uses too much of something else; a
-        text ends it."""
+        """Asked now and then, with `pid`, whether the jail uses too much of something else; a text ends
+        it."""
         self.exit: Exit | None = None
 
     def wait(self, timeout_s: float) -> Exit:
@@ -88,7 +93,12 @@ class Process:
         self.zygote.wait_for(self, time.monotonic() + timeout_s)
         self.capture.drain()
         assert self.exit is not None
+        if self.exit.out_of_memory:
+            raise self._memory_ran_out()
         return self.exit
+
+    def _memory_ran_out(self) -> JailMemory:
+        return JailMemory(f"used more than the {self.memory_bytes >> 20} MiB that are allowed")
 
     def kill(self) -> None:
         """Kills the process and all that descends from it, and waits until they are gone."""
@@ -147,7 +157,7 @@ class Runner(Process):
             raise JailReply(str(failure.get("kind"))[:40], str(failure.get("message"))[:8000])
         return message
 
-    def _post_mortem(self, error: Exception) -> JailDied:
+    def _post_mortem(self, error: Exception) -> JailDied | JailMemory:
         """Whoever closes its channel or garbles it has failed, whether or not the process still runs."""
         own_end = True
         try:
@@ -156,6 +166,8 @@ class Runner(Process):
             own_end = False
         self.capture.drain()
         assert self.exit is not None
+        if self.exit.out_of_memory:
+            return self._memory_ran_out()
         if own_end and isinstance(error, ChannelClosed):
             message = f"the process was {self.exit}" if self.exit.signal else f"the process {self.exit}"
         else:
@@ -176,9 +188,11 @@ class Zygote:
       directory: private directories of jailed processes are made here.
       environment: further variables of the zygote.
       interrupt: (file descriptor, function to call when it is readable); the function may raise to break off.
+      level: isolation of everything forked here (see `sandbox.jail.confine`); the best that works if None.
 
     Raises:
       ZygoteLost: it did not start; the text holds what it printed.
+      IsolationError: this host does not offer the level.
     """
 
     def __init__(
@@ -189,11 +203,13 @@ class Zygote:
         directory: Path,
         environment: Mapping[str, str] = {},
         interrupt: tuple[int, Callable[[], None]] | None = None,
+        level: Level | None = None,
     ):
+        self.level = choose(level)
         self._directory = directory
         self._interrupt = interrupt
         self._ticket = 0
-        self._started: dict[int, int] = {}
+        self._started: dict[int, int | str] = {}
         self._processes: dict[int, Process] = {}
         self._early_exits: dict[int, Exit] = {}
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -234,27 +250,46 @@ class Zygote:
             kill_group(process.pid)
 
     def runner(
-        self, limits: Limits, memory_bytes: int, files: Sequence[int] = (), env: Mapping[str, str] = {}
+        self,
+        limits: Limits,
+        memory_bytes: int,
+        files: Sequence[int] = (),
+        env: Mapping[str, str] = {},
+        readable: Sequence[Path] = (),
     ) -> Runner:
-        """Forks a runner. `files` become its descriptors 4, 5, ...; `memory_bytes` bounds the whole
-        session."""
+        """Forks a runner. `files` become its descriptors 4, 5, ...; `memory_bytes` bounds all its processes
+        together; `readable` are files and directories that it may read beyond those of the system."""
         ours, theirs = make_pair()
         nonce = secrets.token_hex(16)
         with theirs:
             pid, capture, directory = self._fork(
-                {"op": "runner", "nonce": nonce, "env": dict(env)}, limits, [theirs.fileno()], files
+                {"op": "runner", "nonce": nonce, "env": dict(env)},
+                limits,
+                memory_bytes,
+                [theirs.fileno()],
+                files,
+                readable=readable,
             )
         runner = Runner(
             ours, nonce, zygote=self, pid=pid, capture=capture, directory=directory, memory_bytes=memory_bytes
         )
         return self._register(runner)
 
-    def execute(self, argv: Sequence[str], limits: Limits, memory_bytes: int, directory: Path) -> Process:
-        """Executes a program (a compiler) in `directory`, which is the process's own and is deleted with
-        it."""
+    def execute(
+        self,
+        argv: Sequence[str],
+        limits: Limits,
+        memory_bytes: int,
+        directory: Path,
+        readable: Sequence[Path] = (),
+    ) -> Process:
+        """Executes a program (a compiler) in `directory`, which is the process's own and is deleted with it.
+
+        It sees the directory under this very path, and of the host's files the system's and `readable`.
+        """
         env = {**self._environment, "HOME": str(directory), "TMPDIR": str(directory), "LC_ALL": "C"}
         request = {"op": "exec", "argv": list(argv), "env": env}
-        pid, capture, directory = self._fork(request, limits, [], [], directory)
+        pid, capture, directory = self._fork(request, limits, memory_bytes, [], [], directory, readable)
         return self._register(Process(self, pid, capture, directory, memory_bytes))
 
     def _register(self, process):
@@ -268,17 +303,26 @@ class Zygote:
         self,
         request: dict,
         limits: Limits,
+        memory_bytes: int,
         first: Sequence[int],
         rest: Sequence[int],
         directory: Path | None = None,
+        readable: Sequence[Path] = (),
     ) -> tuple[int, Capture, Path]:
+        on_disk = directory is not None
         directory = directory or Path(tempfile.mkdtemp(prefix="jail-", dir=self._directory))
+        plan = Plan(
+            level=self.level,
+            directory=str(directory),
+            on_disk=on_disk,
+            limits=limits,
+            memory_bytes=memory_bytes,
+            readable=tuple(map(str, readable)),
+        )
         self._ticket += 1
         read_end, write_end = os.pipe2(os.O_CLOEXEC)
         try:
-            text = json.dumps(
-                {**request, "ticket": self._ticket, "cwd": str(directory), "limits": asdict(limits)}
-            )
+            text = json.dumps({**request, "ticket": self._ticket, "plan": asdict(plan)})
             socket.send_fds(self._control, [text.encode()], [*first, write_end, *rest])
         except OSError as error:
             os.close(read_end)
@@ -291,7 +335,11 @@ class Zygote:
                 os.close(read_end)
                 raise ZygoteLost("the process that jails are forked from does not answer")
             self._read_events()
-        return self._started.pop(self._ticket), Capture(read_end), directory
+        started = self._started.pop(self._ticket)
+        if isinstance(started, str):
+            os.close(read_end)
+            raise ZygoteLost(f"a jail of level {self.level} could not be entered: {started}")
+        return started, Capture(read_end), directory
 
     def _read_events(self) -> None:
         while True:
@@ -306,8 +354,10 @@ class Zygote:
             event = json.loads(data)
             if event["event"] == "started":
                 self._started[event["ticket"]] = event["pid"]
+            elif event["event"] == "refused":
+                self._started[event["ticket"]] = event["error"]
             elif event["event"] == "exit":
-                end = Exit(code=event["code"], signal=event["signal"], peak_bytes=event["peak_bytes"])
+                end = Exit(**{name: value for name, value in event.items() if name not in ("event", "pid")})
                 process = self._processes.pop(event["pid"], None)
                 if process is None:
                     self._early_exits[event["pid"]] = end
@@ -356,7 +406,7 @@ class Zygote:
                 raise JailTimeout("still busy at its deadline")
             if now >= next_watch:
                 next_watch = now + WATCH_S
-                used_bytes = session_bytes(process.pid, process.memory_bytes)
+                used_bytes = jail_bytes(process.pid, process.memory_bytes)
                 if used_bytes > process.memory_bytes:
                     self.kill(process)
                     raise JailMemory(

@@ -3,15 +3,15 @@
 Started by `sandbox.jail.spawn.Zygote` as `python -m sandbox.jail.zygote FD [module ...]`, which imports
 the modules and then serves requests on FD, a SOCK_SEQPACKET socket:
 
-    {"op": "runner", "ticket", "nonce", "env", "cwd", "limits"} + fds [channel, output, file, ...]
-    {"op": "exec", "ticket", "argv", "env", "cwd", "limits"} + fds [output]
+    {"op": "runner", "ticket", "nonce", "env", "plan"} + fds [channel, output, file, ...]
+    {"op": "exec", "ticket", "argv", "env", "plan"} + fds [output]
     {"op": "kill", "pid": n}
 
-and answers {"event": "started", "ticket", "pid"} and {"event": "exit", "pid", "code", "signal",
-"peak_bytes"}.
+and answers {"event": "started", "ticket", "pid"} or {"event": "refused", "ticket", "error"}, and later
+{"event": "exit", "pid", "code", "signal", "peak_bytes", "out_of_memory"}. `plan` holds the fields of
+`sandbox.jail.confine.Plan`; the pid is that of the jail's supervisor.
 Each child leads a session of its own. When it ends, or is killed, everything that descends from it is
-killed too: the zygote is a subreaper, so a grandchild that left the session becomes its child and is found
-there.
+killed too: the zygote is a subreaper, so what outlives a supervisor becomes its child and is found there.
 The zygote runs one thread and never a parallel operation: a forked libgomp would hang.
 """
 
@@ -25,13 +25,20 @@ import select
 import signal
 import socket
 import sys
+import tempfile
+import time
 from typing import Any
 
-from sandbox.jail import limits as jail_limits
-from sandbox.jail.processes import children_of, kill_group
+from sandbox.jail import confine, syscalls
+from sandbox.jail.limits import Limits
+from sandbox.jail.processes import children_of
 
 MAX_REQUEST_BYTES = 128 * 1024
 MAX_FDS = 8
+PATIENCE_S = 2.0
+"""A supervisor that has not reported this long after its jail was killed is killed itself."""
+SHARED_VARIABLES = ("SANDBOX_TRITON_SEED",)
+"""Directories that the imported modules made for the runners to read."""
 
 
 def main(arguments: list[str]) -> None:
@@ -41,110 +48,124 @@ def main(arguments: list[str]) -> None:
         importlib.import_module(module)
     import sandbox.jail.runner  # noqa: F401  (so that each fork finds it loaded)
 
+    shared = tuple(os.environ[name] for name in SHARED_VARIABLES if name in os.environ)
+    for directory in shared:
+        _open_to_all(directory)
+    host = confine.Host.find(tempfile.mkdtemp(prefix="root-", dir=os.getcwd()), shared)
     threads = len(os.listdir("/proc/self/task"))
     if threads != 1:
         raise SystemExit(f"the zygote has {threads} threads after its imports; children would hang")
-    jail_limits.prctl(jail_limits.PR_SET_CHILD_SUBREAPER, 1)
+    syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     gc.collect()
     gc.freeze()
     _reply(control, {"event": "ready"})
-    _serve(control)
+    Server(control, host).serve()
 
 
-def _serve(control: socket.socket) -> None:
-    poll = select.poll()
-    poll.register(control, select.POLLIN)
-    runners: dict[int, int] = {}
-    try:
-        while True:
-            for fd, _ in poll.poll():
-                if fd in runners:
-                    poll.unregister(fd)
-                    pid = runners.pop(fd)
-                    os.close(fd)
-                    _finish(control, pid, set(runners.values()))
-                elif fd == control.fileno():
-                    data, fds, _, _ = socket.recv_fds(control, MAX_REQUEST_BYTES, MAX_FDS)
-                    if not data:
-                        return
-                    request = json.loads(data)
-                    if request["op"] == "kill":
-                        if request["pid"] in runners.values():
-                            # The process too: it may not have reached its setsid yet.
-                            os.kill(request["pid"], signal.SIGKILL)
-                            kill_group(request["pid"])
-                        continue
-                    pid = _fork(request, fds, control)
-                    pidfd = os.pidfd_open(pid)
-                    runners[pidfd] = pid
-                    poll.register(pidfd, select.POLLIN)
-                    _reply(control, {"event": "started", "ticket": request["ticket"], "pid": pid})
-    finally:
-        for pid in runners.values():
-            kill_group(pid)
-        _kill_strays(set())
+def _open_to_all(directory: str) -> None:
+    """Lets jails' own users read a tree that this process has made."""
+    for folder, _, names in os.walk(directory):
+        os.chmod(folder, 0o755)
+        for name in names:
+            os.chmod(os.path.join(folder, name), 0o644)
+
+
+class Server:
+    """Carries out the requests on `control`; holds the jails that run."""
+
+    def __init__(self, control: socket.socket, host: confine.Host):
+        self._control, self._host = control, host
+        self._jails: dict[int, confine.Jail] = {}
+        self._doomed: dict[int, float] = {}
+        self._poll = select.poll()
+        self._poll.register(control, select.POLLIN)
+
+    def serve(self) -> None:
+        """Returns, with every jail ended, when the control socket has closed."""
+        try:
+            while True:
+                timeout_ms = PATIENCE_S * 1000 if self._doomed else None
+                for fd, _ in self._poll.poll(timeout_ms):
+                    if fd == self._control.fileno():
+                        data, fds, _, _ = socket.recv_fds(self._control, MAX_REQUEST_BYTES, MAX_FDS)
+                        if not data:
+                            return
+                        self._carry_out(json.loads(data), fds)
+                    else:
+                        self._finish(fd)
+                self._hurry()
+        finally:
+            for jail in self._jails.values():
+                jail.kill()
+                os.kill(jail.supervisor, signal.SIGKILL)
+            _kill_strays(set())
+
+    def _carry_out(self, request: dict[str, Any], fds: list[int]) -> None:
+        if request["op"] == "kill":
+            for jail in self._jails.values():
+                if jail.supervisor == request["pid"]:
+                    jail.kill()
+                    self._doomed[jail.supervisor] = time.monotonic() + PATIENCE_S
+            return
+        try:
+            jail = self._start(request, fds)
+        except confine.JailSetupError as error:
+            _kill_strays({jail.supervisor for jail in self._jails.values()})
+            answer = {"event": "refused", "ticket": request["ticket"], "error": str(error)}
+        else:
+            self._jails[jail.conversation.fileno()] = jail
+            self._poll.register(jail.conversation, select.POLLIN)
+            answer = {"event": "started", "ticket": request["ticket"], "pid": jail.supervisor}
+        finally:
+            for fd in fds:
+                os.close(fd)
+        _reply(self._control, answer)
+
+    def _start(self, request: dict[str, Any], fds: list[int]) -> confine.Jail:
+        fields = request["plan"]
+        plan = confine.Plan(
+            **{**fields, "limits": Limits(**fields["limits"]), "readable": tuple(fields["readable"])}
+        )
+
+        def run() -> None:
+            self._control.close()
+            _become(request, fds, plan.inner_directory)
+
+        return confine.launch(plan, self._host, run)
+
+    def _finish(self, fd: int) -> None:
+        """Reaps a jail that has ended, kills what it left behind, reports how it ended."""
+        self._poll.unregister(fd)
+        jail = self._jails.pop(fd)
+        self._doomed.pop(jail.supervisor, None)
+        end = jail.finish()
+        _kill_strays({other.supervisor for other in self._jails.values()})
+        jail.remove()
+        _reply(self._control, {"event": "exit", "pid": jail.supervisor, **end})
+
+    def _hurry(self) -> None:
+        now = time.monotonic()
+        for pid in [pid for pid, patience in self._doomed.items() if patience < now]:
+            del self._doomed[pid]
+            os.kill(pid, signal.SIGKILL)
 
 
 def _reply(control: socket.socket, event: dict[str, Any]) -> None:
     control.send(json.dumps(event).encode())
 
 
-def _finish(control: socket.socket, pid: int, others: set[int]) -> None:
-    """Kills what the dead runner left behind, reaps it, reports how it ended."""
-    # Not reaped yet, so the number of its group cannot belong to anybody else.
-    kill_group(pid)
-    _, status, usage = os.wait4(pid, 0)
-    _kill_strays(others)
-    code = os.waitstatus_to_exitcode(status)
-    _reply(
-        control,
-        {
-            "event": "exit",
-            "pid": pid,
-            "code": max(code, 0),
-            "signal": max(-code, 0),
-            "peak_bytes": usage.ru_maxrss * 1024,
-        },
-    )
-
-
-def _kill_strays(runners: set[int]) -> None:
-    """Kills and reaps every child that is not a known runner, until none is left."""
-    while strays := [pid for pid in children_of(os.getpid()) if pid not in runners]:
+def _kill_strays(supervisors: set[int]) -> None:
+    """Kills and reaps every child that is not a known supervisor, until none is left."""
+    while strays := [pid for pid in children_of(os.getpid()) if pid not in supervisors]:
         for pid in strays:
             os.kill(pid, signal.SIGKILL)
         for pid in strays:
             os.waitpid(pid, 0)
 
 
-def _fork(request: dict[str, Any], fds: list[int], control: socket.socket) -> int:
-    parent = os.getpid()
-    pid = os.fork()
-    if pid:
-        for fd in fds:
-            os.close(fd)
-        return pid
-    code = 70
-    try:
-        control.close()
-        _become_jailed(request, fds, parent)
-        code = 0
-    except BaseException as error:  # noqa: B036  (the child must never return into the zygote's loop)
-        code = error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else 70
-        try:
-            if not isinstance(error, SystemExit):
-                os.write(2, f"{type(error).__name__}: {error}\n".encode(errors="replace"))
-        except OSError:
-            pass
-    finally:
-        os._exit(code)
-
-
-def _become_jailed(request: dict[str, Any], fds: list[int], parent: int) -> None:
-    os.setsid()
-    jail_limits.die_with_parent(parent)
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+def _become(request: dict[str, Any], fds: list[int], directory: str) -> None:
+    """In the jail: arranges the descriptors, then executes the program or becomes a runner."""
     is_runner = request["op"] == "runner"
     output = fds[1] if is_runner else fds[0]
     # Numbers 0-2 are the standard streams, 3 the channel, 4 and up the files; nothing else stays open.
@@ -153,13 +174,14 @@ def _become_jailed(request: dict[str, Any], fds: list[int], parent: int) -> None
     for number, fd in enumerate(high):
         os.dup2(fd, number, inheritable=True)
     os.closerange(len(high), 1 << 20)
-    os.chdir(request["cwd"])
-    jail_limits.apply(jail_limits.Limits(**request["limits"]))
     if not is_runner:
         os.execve(request["argv"][0], request["argv"], request["env"])
     from sandbox.jail import runner
 
-    os.environ.update({"HOME": request["cwd"], "TMPDIR": request["cwd"], **request["env"]})
+    os.environ.pop("PYTHONPATH", None)
+    private = {"HOME": directory, "TMPDIR": directory, "USER": "user", "LOGNAME": "user"}
+    os.environ.update({**private, **request["env"]})
+    tempfile.tempdir = None
     runner.main(3, request["nonce"], file_fds=list(range(4, len(high))))
 
 

@@ -24,6 +24,7 @@ from sandbox.build import BuildFailed, BuildUnavailable
 from sandbox.build.artifacts import ArtifactStore, sealed_copy
 from sandbox.build.cpp import build_kernel, disk_full
 from sandbox.build.triton import CompileReport
+from sandbox.jail.confine import Level
 from sandbox.jail.faults import JailError, JailTimeout, ZygoteLost
 from sandbox.jail.limits import Limits
 from sandbox.jail.spawn import Runner, Zygote
@@ -86,6 +87,7 @@ class Judge:
       gate: access to the devices.
       on_stage: told of each stage reached.
       warm_references: how many references are kept running.
+      isolation: level of every jail; the best that this host offers if None.
     """
 
     def __init__(
@@ -98,10 +100,12 @@ class Judge:
         interrupt: tuple[int, Callable[[], None]] | None = None,
         on_stage: Callable[[str, Stage], None] | None = None,
         warm_references: int = 6,
+        isolation: Level | None = None,
     ):
         self._scratch, self._store, self._threads = scratch, store, threads
         self._gate = gate or Gate()
         self._interrupt = interrupt
+        self._isolation = isolation
         self._on_stage = on_stage or (lambda _id, _stage: None)
         self._zygotes: dict[str, Zygote] = {}
         self._launch_costs_ms: dict[tuple[str, str], float] = {}
@@ -202,13 +206,16 @@ class Judge:
                 directory=self._scratch,
                 environment=environment,
                 interrupt=self._interrupt,
+                level=self._isolation,
             )
         return self._zygotes[flavour]
 
     def _limits(self, job: Job) -> Limits:
         on_cpu = job.task.device == "cpu"
         return Limits(
-            memory_bytes=job.options.memory_bytes if on_cpu else None, open_files=256 if on_cpu else 4096
+            memory_bytes=job.options.memory_bytes if on_cpu else None,
+            open_files=256 if on_cpu else 4096,
+            gpu=not on_cpu,
         )
 
     def _reference(self, job: Job) -> Reference:
@@ -332,7 +339,7 @@ class Judge:
         if device == "cpu":
             return 0.0
         if (device, kind) not in self._launch_costs_ms:
-            limits = Limits(memory_bytes=None, open_files=4096)
+            limits = Limits(memory_bytes=None, open_files=4096, gpu=True)
             env = runner_environment(self._store.root)
             try:
                 with self._zygote("gpu").runner(limits, LAUNCH_MEMORY_BYTES, env=env) as runner:

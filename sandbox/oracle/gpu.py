@@ -26,7 +26,7 @@ from sandbox.jail.device_cuda import (
 )
 from sandbox.jail.faults import JailError, JailReply, ZygoteLost
 from sandbox.jail.frames import Message
-from sandbox.jail.processes import processes
+from sandbox.jail.processes import members
 from sandbox.jail.tensors import encode, pack
 from sandbox.oracle.clock import Side
 from sandbox.protocol import Timing
@@ -71,7 +71,7 @@ def runner_environment(cache: Path) -> dict[str, str]:
 
 
 def device_watch(device: str) -> Callable[[int], str | None] | None:
-    """A check that a session stays within its share of the GPU's memory, or None for a device that has none.
+    """A check that a jail stays within its share of the GPU's memory, or None for a device that has none.
 
     PyTorch's own allocator keeps to the share by itself; this sees what extensions allocate past it, and the
     context that every process on the GPU pays for (`CONTEXT_BYTES`).
@@ -81,9 +81,9 @@ def device_watch(device: str) -> Callable[[int], str | None] | None:
     index = physical_index(device)
     limit_bytes = int(memory_share() * nvml.gpu(index).total_bytes) + CONTEXT_BYTES
 
-    def excess(session: int) -> str | None:
+    def excess(supervisor: int) -> str | None:
         held = nvml.memory_by_process(index)
-        used_bytes = sum(held.get(process.pid, 0) for process in processes() if process.session == session)
+        used_bytes = sum(held.get(pid, 0) for pid in members(supervisor))
         if used_bytes <= limit_bytes:
             return None
         return f"used {used_bytes >> 20} MiB of the GPU's memory, {limit_bytes >> 20} MiB are allowed"

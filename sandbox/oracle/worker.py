@@ -107,6 +107,7 @@ def main(arguments: list[str]) -> None:
         scratch=Path(settings["scratch"]),
         store=ArtifactStore(Path(settings["cache"])),
         threads=settings["threads"],
+        isolation=settings["isolation"],
         gate=BrokerGate(link),
         interrupt=(link.sock.fileno(), link.interrupt),
         on_stage=lambda job_id, stage: _send_stage(link, job_id, stage),

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from sandbox.jail.probe import isolation
 from sandbox.protocol import EvaluationResult
 from tests.sandbox.helpers import ADD_BIAS, GOOD_BODY, ROOT, kernel
 
@@ -136,7 +137,8 @@ def test_a_private_server_without_a_compiler_refuses_cpp(files):
 def test_doctor_reports_without_changing_anything():
     done = run("doctor")
     assert done.returncode == 0
-    for words in ("C++ compiler", "Landlock", "user namespaces", "isolation level: basic", "lacking:"):
+    level = f"isolation level: {isolation().name} (the default here)"
+    for words in ("C++ compiler", "Landlock", "user namespaces", level, "in force:", "lacking:"):
         assert words in done.stdout
 
 
