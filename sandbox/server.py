@@ -19,10 +19,12 @@ import uvicorn
 from fastapi import FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
+from starlette.exceptions import HTTPException
 
 import sandbox
 from sandbox.build.artifacts import ArtifactStore
 from sandbox.jail.probe import isolation
+from sandbox.limited_body import LimitedBody
 from sandbox.protocol import (
     MAX_CANDIDATES,
     MAX_SOURCE_BYTES,
@@ -291,12 +293,18 @@ def _check_candidate(candidate: Candidate, task: TaskSpec, offered: Capabilities
 
 
 def _handle_errors(app: FastAPI) -> None:
-    @app.middleware("http")
-    async def bound_body(request: Request, call_next):
-        size = request.headers.get("content-length", "0")
-        if size.isdigit() and int(size) > MAX_BODY_BYTES:
-            return _answer(app, _Refused(413, f"body of {size} bytes, the limit is {MAX_BODY_BYTES}", "body"))
-        return await call_next(request)
+    def too_large(what: str) -> JSONResponse:
+        hint = f"at most {MAX_BODY_BYTES} bytes a request: send fewer candidates"
+        return _answer(app, _Refused(413, what, "body", hint))
+
+    app.add_middleware(LimitedBody, limit_bytes=MAX_BODY_BYTES, refuse=too_large)
+
+    @app.exception_handler(HTTPException)
+    async def refused_by_framework(_: Request, error: HTTPException) -> JSONResponse:
+        hints = {404: "see /openapi.json for the paths", 405: "see /openapi.json for the methods"}
+        field = "body" if error.status_code == 400 else None
+        hint = hints.get(error.status_code, "send JSON in UTF-8 as /openapi.json describes it")
+        return _answer(app, _Refused(error.status_code, str(error.detail), field, hint))
 
     @app.exception_handler(_Refused)
     async def refused(_: Request, error: _Refused) -> JSONResponse:

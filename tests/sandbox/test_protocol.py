@@ -16,6 +16,7 @@ from sandbox.protocol import (
     Options,
     TaskSpec,
 )
+from sandbox.server import MAX_BODY_BYTES
 from tests.sandbox.helpers import ADD_BIAS, GOOD_BODY, kernel
 
 BODY = {
@@ -167,3 +168,36 @@ def test_metrics_are_prometheus_text(sandbox, task, quick):
     assert float(samples['sandbox_evaluations_total{outcome="build_failed"}']) >= 1
     assert "sandbox_queue_waiting" in samples
     assert all(line.startswith(("# HELP ", "# TYPE ", "sandbox_")) for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status"),
+    [
+        ("POST", "/v1/evaluations", b"\xc3( not UTF-8", 400),
+        ("POST", "/v1/verifications", b"1\xe3", 400),
+        ("GET", "/v1/nothing", None, 404),
+        ("PATCH", "/v1/health", None, 405),
+    ],
+)
+def test_the_frameworks_own_refusals_have_the_form_of_ours(http, method, path, body, status):
+    answer = http.request(method, path, content=body, headers={"Content-Type": "application/json"})
+    assert answer.status_code == status
+    assert answer.json()["error"] and answer.json()["hint"]
+
+
+def test_an_endless_body_without_a_declared_length_is_refused_on_the_way(http):
+    sent = 0
+
+    def flood():
+        nonlocal sent
+        while sent < 4 * MAX_BODY_BYTES:
+            sent += 1 << 20
+            yield b" " * (1 << 20)
+
+    try:
+        answer = http.post("/v1/evaluations", content=flood())
+    except httpx.WriteError:
+        answer = None  # the server has hung up, as it may
+    assert answer is None or (answer.status_code == 413 and answer.json()["field"] == "body")
+    assert sent < 2 * MAX_BODY_BYTES + (8 << 20)
+    assert http.get("/v1/health").status_code == 200

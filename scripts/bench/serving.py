@@ -1,0 +1,90 @@
+"""What the sandbox's benchmarks share: a private server, its processes, and where a result comes from."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import importlib.metadata
+import os
+import platform
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from sandbox.client import SandboxClient, SandboxUnavailable  # noqa: E402
+from sandbox.jail import nvml  # noqa: E402
+
+START_S = 120.0
+
+
+@dataclass(frozen=True)
+class Server:
+    """A running private server."""
+
+    process: subprocess.Popen
+    client: SandboxClient
+    socket: str
+    scratch: Path
+    """Where its processes have their private directories."""
+    log: Path
+
+
+@contextlib.contextmanager
+def private_server(device: str, workers: int, arguments: Sequence[str] = ()) -> Iterator[Server]:
+    """A server of its own with an empty cache and a temporary directory of its own.
+
+    Raises:
+      SystemExit: it does not answer within two minutes; its log goes with it.
+    """
+    with tempfile.TemporaryDirectory(prefix="bench-") as directory:
+        socket, log, scratch = f"{directory}/s.sock", Path(directory) / "log", Path(directory) / "tmp"
+        scratch.mkdir()
+        command = [sys.executable, "-m", "sandbox", "serve", "--socket", socket, "--device", device]
+        with open(log, "w") as output:
+            process = subprocess.Popen(
+                [*command, "--workers", str(workers), "--cache", f"{directory}/cache", *arguments],
+                cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, env={**os.environ, "TMPDIR": str(scratch)},
+            )  # fmt: skip
+        client, deadline = SandboxClient(socket, timeout_s=60, retry_for_s=120), time.monotonic() + START_S
+        try:
+            while True:
+                with contextlib.suppress(SandboxUnavailable):
+                    if client.health().queue.workers_ready:
+                        break
+                if process.poll() is not None or time.monotonic() > deadline:
+                    raise SystemExit(f"the server did not start:\n{log.read_text()[-4000:]}")
+                time.sleep(0.1)
+            yield Server(process, client, socket, scratch, log)
+        finally:
+            client.close()
+            process.terminate()
+            try:
+                process.wait(60)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def provenance() -> dict[str, Any]:
+    """Command, date, machine and versions, as every result names them."""
+    card = next(iter(nvml.gpus()), None) if os.path.exists("/dev/nvidiactl") else None
+    command = [Path(sys.argv[0]).name, *(Path(a).name if a.startswith("/") else a for a in sys.argv[1:])]
+    return {
+        "command": "python scripts/bench/" + shlex.join(command),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "cores": len(os.sched_getaffinity(0)),
+        "card": card and {"name": card.name, "arch": card.arch, "driver": card.driver, "bytes": card.total_bytes},
+        "versions": {
+            "python": platform.python_version(),
+            **{name: importlib.metadata.version(name) for name in ("torch", "triton", "numpy")},
+        },
+    }
