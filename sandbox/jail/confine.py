@@ -29,7 +29,7 @@ from sandbox.jail import landlock, namespaces, seccomp, syscalls, view
 from sandbox.jail.cgroup import Cgroup, Cgroups, NoCgroups
 from sandbox.jail.limits import Limits, die_with_parent
 from sandbox.jail.limits import apply as apply_limits
-from sandbox.jail.processes import children_of
+from sandbox.jail.processes import end_descendants
 
 Level = Literal["strict", "standard", "none"]
 LEVELS: tuple[Level, ...] = ("strict", "standard", "none")
@@ -446,15 +446,9 @@ def _reap_orphans(child: int) -> None:
 
 def _end_the_rest(alone: bool) -> None:
     """Kills and reaps everything that descends from this process."""
-    while True:
-        if alone:
-            try:
-                os.kill(-1, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
-        for pid in children_of(os.getpid()):
-            os.kill(pid, signal.SIGKILL)
+    if alone:
         try:
-            os.waitpid(-1, 0)
-        except ChildProcessError:
-            return
+            os.kill(-1, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+    end_descendants()

@@ -30,7 +30,7 @@ class Limits:
     file_bytes: int = 2 << 30
     open_files: int = 256
     processes: int = 256
-    directory_bytes: int = 2 << 30
+    directory_bytes: int = 1 << 30
     gpu: bool = False
 
 

@@ -63,8 +63,8 @@ class Offer:
 
     @property
     def best(self) -> confine.Level:
-        """The strictest level that works; "none" is never chosen unless it is the only one (see `choose`)."""
-        return next(level for level in confine.LEVELS if not self.problems[level])
+        """The strictest level that works, or "none", which `choose` takes only when it is asked for."""
+        return next((level for level in confine.LEVELS if not self.problems[level]), "none")
 
 
 @functools.cache
@@ -74,7 +74,7 @@ def offered() -> Offer:
     with tempfile.TemporaryDirectory(prefix="dk_sandbox_probe-") as directory:
         try:
             done = subprocess.run(
-                [sys.executable, "-P", "-m", "sandbox.jail.probe"],
+                [sys.executable, "-P", "-m", "sandbox.jail.probe", directory],
                 cwd=directory,
                 env={**os.environ, "PYTHONPATH": root},
                 capture_output=True,
@@ -151,12 +151,12 @@ def isolation(level: str | None = None) -> Isolation:
     return Isolation(name=chosen, features=tuple(features), missing=tuple(missing))
 
 
-def _try_all() -> Offer:
-    os.chmod(os.getcwd(), 0o711)
-    host = confine.Host.find(tempfile.mkdtemp(dir=os.getcwd()))
+def _try_all(directory: str) -> Offer:
+    os.chmod(directory, 0o711)
+    host = confine.Host.find(tempfile.mkdtemp(dir=directory))
     problems, own_user, capable = {}, {}, {}
     for level in confine.LEVELS:
-        problems[level], said = _try(level, host, tempfile.mkdtemp(dir=os.getcwd()))
+        problems[level], said = _try(level, host, tempfile.mkdtemp(dir=directory))
         user, powerless = said.split() if not problems[level] else (os.getuid(), "True")
         # Inside its namespace every jail's user has the same number.
         own_user[level] = host.own_users if level == "strict" else int(user) != os.getuid()
@@ -198,4 +198,4 @@ def _try(level: confine.Level, host: confine.Host, private: str) -> tuple[str, s
 
 
 if __name__ == "__main__":
-    print(json.dumps(asdict(_try_all())))
+    print(json.dumps(asdict(_try_all(sys.argv[1]))))

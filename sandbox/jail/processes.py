@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import stat
+import time
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+STOP_ROUNDS = 1000
 
 
 @dataclass(frozen=True)
@@ -27,8 +31,8 @@ def processes() -> list[ProcessInfo]:
         if not name.isdigit():
             continue
         try:
-            with open(f"/proc/{name}/stat", "rb") as stat:
-                text = stat.read()
+            with open(f"/proc/{name}/stat", "rb") as file:
+                text = file.read()
         except OSError:
             continue
         # The command name may contain spaces and parentheses; the fields start after the last one.
@@ -39,9 +43,18 @@ def processes() -> list[ProcessInfo]:
     return found
 
 
-def children_of(parent: int) -> list[int]:
-    """Pids whose parent is `parent`, dead ones that wait to be reaped included."""
-    return [process.pid for process in processes() if process.parent == parent]
+def descendants(ancestor: int, but: Collection[int] = ()) -> list[ProcessInfo]:
+    """All that descends from `ancestor`, dead ones that wait to be reaped included; not the children in `but`
+    nor what descends from those."""
+    children: dict[int, list[ProcessInfo]] = {}
+    for process in processes():
+        children.setdefault(process.parent, []).append(process)
+    found, todo = [], [ancestor]
+    while todo:
+        more = [process for process in children.get(todo.pop(), ()) if process.pid not in but]
+        found += more
+        todo += [process.pid for process in more]
+    return found
 
 
 def members(supervisor: int) -> list[int]:
@@ -49,26 +62,69 @@ def members(supervisor: int) -> list[int]:
 
     Orphans of a jail fall to its supervisor, so none is missed.
     """
-    children: dict[int, list[int]] = {}
-    for process in processes():
-        children.setdefault(process.parent, []).append(process.pid)
-    found, todo = [], [supervisor]
-    while todo:
-        pid = todo.pop()
-        found.append(pid)
-        todo += children.get(pid, ())
-    return found
+    return [supervisor, *(process.pid for process in descendants(supervisor))]
+
+
+def end_descendants(but: Collection[int] = ()) -> None:
+    """Kills and reaps all that descends from this process, a subreaper, but not the children in `but`.
+
+    Whatever runs is stopped first, until nothing does: to kill members of a fork bomb one by one would only
+    make room for others.
+    """
+    own = os.getpid()
+    while family := descendants(own, but):
+        for _ in range(STOP_ROUNDS):
+            running = [process for process in family if process.state not in "TtZX"]
+            if not running:
+                break
+            for process in running:
+                _signal(process.pid, signal.SIGSTOP)
+            time.sleep(0.001)
+            family = descendants(own, but)
+        for process in family:
+            _signal(process.pid, signal.SIGKILL)
+        for process in family:
+            if process.parent == own:
+                os.waitpid(process.pid, 0)
+
+
+def _signal(pid: int, number: int) -> None:
+    try:
+        os.kill(pid, number)
+    except (ProcessLookupError, PermissionError):
+        pass
 
 
 def jail_bytes(supervisor: int, enough: int) -> int:
-    """Resident memory of all processes of a jail, without what they share with files.
+    """Resident memory of all processes of a jail, without what they share with files, and what they hold in
+    files that have no name (memfd_create) and so belong to no process's memory.
 
     The quick sum counts memory shared by forked processes once for each; only when it exceeds `enough` is
     the exact number (proportional shares) taken, which costs a millisecond a process.
     """
     pids = members(supervisor)
-    quick = sum(_private_bytes(pid) for pid in pids)
-    return quick if quick <= enough else sum(_proportional_bytes(pid) for pid in pids)
+    nameless = _nameless_bytes(pids)
+    quick = nameless + sum(_private_bytes(pid) for pid in pids)
+    return quick if quick <= enough else nameless + sum(_proportional_bytes(pid) for pid in pids)
+
+
+def _nameless_bytes(pids: Iterable[int]) -> int:
+    """Blocks of open regular files without a name, each counted once; 0 for processes that may not be looked
+    into."""
+    found: dict[tuple[int, int], int] = {}
+    for pid in pids:
+        try:
+            names = os.listdir(f"/proc/{pid}/fd")
+        except OSError:
+            continue
+        for name in names:
+            try:
+                status = os.stat(f"/proc/{pid}/fd/{name}")
+            except OSError:
+                continue
+            if stat.S_ISREG(status.st_mode) and status.st_nlink == 0:
+                found[status.st_dev, status.st_ino] = status.st_blocks * 512
+    return sum(found.values())
 
 
 def _private_bytes(pid: int) -> int:

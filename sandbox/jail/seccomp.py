@@ -14,7 +14,7 @@ import errno
 import os
 import platform
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from sandbox.jail import syscalls
 
@@ -170,7 +170,11 @@ def install(*, own_network: bool, signals_to: int | None, may_change_modes: bool
     """
     if platform.machine() not in ARCHITECTURES:
         raise OSError(f"no seccomp filter for {platform.machine()}: only {', '.join(ARCHITECTURES)}")
-    code = program(platform.machine(), own_network, signals_to, may_change_modes)
+    load(program(platform.machine(), own_network, signals_to, may_change_modes))
+
+
+def load(code: bytes) -> None:
+    """Puts a program of filter instructions on this process. Raises OSError."""
     buffer = ctypes.create_string_buffer(code, len(code))
     order = _Program(len(code) // 8, ctypes.addressof(buffer))
     result = syscalls.libc.prctl(syscalls.PR_SET_SECCOMP, MODE_FILTER, ctypes.byref(order), 0, 0)
@@ -185,8 +189,18 @@ def program(machine: str, own_network: bool, signals_to: int | None, may_change_
     if not may_change_modes:
         steps += [step for name in CHANGING_MODES for step in _answer(_number(name, machine), ERRNO)]
         steps += [step for name in CHANGING_ATTRIBUTES for step in _answer(_number(name, machine), DENIED)]
-    steps.append((RETURN, 0, 0, ALLOW))
-    return b"".join(struct.pack("=HBBI", *step) for step in steps)
+    return assemble(steps)
+
+
+def program_without_namespaces(machine: str) -> bytes:
+    """A filter that only forbids what makes namespaces, as container managers do."""
+    flags = _rule(_number("clone", machine), 0, [(JUMP_ANY_BIT, NAMESPACES, DENIED)], ALLOW)
+    return assemble([*_entry(machine), *_answer(_number("unshare", machine), DENIED), *flags])
+
+
+def assemble(steps: Iterable[Step]) -> bytes:
+    """The instructions as the kernel takes them, with leave for every call that none of them answers."""
+    return b"".join(struct.pack("=HBBI", *step) for step in (*steps, (RETURN, 0, 0, ALLOW)))
 
 
 def _number(name: str, machine: str) -> int | None:

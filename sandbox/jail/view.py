@@ -41,7 +41,10 @@ MADE_UP_FILES = {
 }
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 PROCESSOR_FACTS = ("/sys/devices/system/cpu", "/sys/devices/system/node")
-PROC_FACTS = ("cpuinfo", "meminfo", "stat", "version", "filesystems", "loadavg", "uptime", "devices", "sys/kernel")
+PROC_FACTS = (
+    *("cpuinfo", "meminfo", "stat", "version", "filesystems", "loadavg", "uptime", "devices"),
+    *("sys/kernel", "sys/vm"),
+)
 TOOLS = ("CXX", "g++"), ("CC", "gcc"), ("", "nvcc"), ("", "ninja"), ("", "ld"), ("TRITON_PTXAS_PATH", "ptxas")
 NOT_A_TREE = ("/", "/home", "/root", "/etc", "/var", "/tmp", "/run", "/dev", "/proc", "/sys", "/opt", "/mnt")
 
@@ -200,7 +203,7 @@ def build(
         os.makedirs(os.path.dirname(root + path), exist_ok=True)
         if not os.path.lexists(root + path):
             os.symlink(text, root + path)
-    for path, text in MADE_UP_FILES.items():
+    for path, text in ({} if on_disk else MADE_UP_FILES).items():
         os.makedirs(os.path.dirname(root + path), exist_ok=True)
         if not os.path.lexists(root + path):
             Path(root + path).write_text(text)

@@ -31,7 +31,7 @@ from typing import Any
 
 from sandbox.jail import confine, syscalls
 from sandbox.jail.limits import Limits
-from sandbox.jail.processes import children_of
+from sandbox.jail.processes import end_descendants
 
 MAX_REQUEST_BYTES = 128 * 1024
 MAX_FDS = 8
@@ -99,7 +99,7 @@ class Server:
             for jail in self._jails.values():
                 jail.kill()
                 os.kill(jail.supervisor, signal.SIGKILL)
-            _kill_strays(set())
+            end_descendants()
 
     def _carry_out(self, request: dict[str, Any], fds: list[int]) -> None:
         if request["op"] == "kill":
@@ -111,7 +111,7 @@ class Server:
         try:
             jail = self._start(request, fds)
         except confine.JailSetupError as error:
-            _kill_strays({jail.supervisor for jail in self._jails.values()})
+            end_descendants({jail.supervisor for jail in self._jails.values()})
             answer = {"event": "refused", "ticket": request["ticket"], "error": str(error)}
         else:
             self._jails[jail.conversation.fileno()] = jail
@@ -140,7 +140,7 @@ class Server:
         jail = self._jails.pop(fd)
         self._doomed.pop(jail.supervisor, None)
         end = jail.finish()
-        _kill_strays({other.supervisor for other in self._jails.values()})
+        end_descendants({other.supervisor for other in self._jails.values()})
         jail.remove()
         _reply(self._control, {"event": "exit", "pid": jail.supervisor, **end})
 
@@ -153,15 +153,6 @@ class Server:
 
 def _reply(control: socket.socket, event: dict[str, Any]) -> None:
     control.send(json.dumps(event).encode())
-
-
-def _kill_strays(supervisors: set[int]) -> None:
-    """Kills and reaps every child that is not a known supervisor, until none is left."""
-    while strays := [pid for pid in children_of(os.getpid()) if pid not in supervisors]:
-        for pid in strays:
-            os.kill(pid, signal.SIGKILL)
-        for pid in strays:
-            os.waitpid(pid, 0)
 
 
 def _become(request: dict[str, Any], fds: list[int], directory: str) -> None:
