@@ -32,6 +32,7 @@ Form = Literal["module", "kernel"]
 DType = Literal["float32", "float16", "bfloat16"]
 TimingMode = Literal["none", "quick", "full"]
 Baseline = Literal["eager", "torch.compile"]
+InputVariant = Literal["scaled", "sparse", "shifted"]
 Identifier = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=100)]
 ClientKey = Annotated[str, Field(min_length=1, max_length=200)]
 
@@ -66,6 +67,9 @@ class TaskSpec(_Request):
       entry_point: name of the reference class.
       dtype: floating-point inputs and parameters are cast to it.
       atol, rtol: tolerances; None takes the data type's own (1e-4 for float32, 1e-2 for 16-bit types).
+      tolerance: "oracle" derives them from the reference's own rounding, measured against a run in float64.
+      variants: distributions on which a candidate must be right too, made from the inputs that `get_inputs` draws; one
+        on which the reference itself fails or is not finite is left out.
     """
 
     reference: str
@@ -75,6 +79,8 @@ class TaskSpec(_Request):
     device: str = Field(default="cpu", pattern=r"^(cpu|cuda:[0-9]{1,2})$")
     atol: float | None = Field(default=None, ge=0, le=1)
     rtol: float | None = Field(default=None, ge=0, le=1)
+    tolerance: Literal["default", "oracle"] = "default"
+    variants: tuple[InputVariant, ...] = ("scaled", "sparse", "shifted")
 
     _size = field_validator("reference")(_bounded_source)
 

@@ -12,6 +12,7 @@ believes nothing it reads from a reply beyond what it can check itself.
     set_inputs     slot args + tensors
     overwrite      slot tensor row + tensor                  (in place, in the buffers already used)
     run            slot seed check max_bytes                 -> outputs + tensors, changed, aliased
+    run_double     slot seed max_bytes                       -> outputs in float64          [reference only]
     time_block     calls slots keep flush which              -> span_ms
     kept           max_bytes                                 -> outputs of the call that was kept
     open_outputs   + descriptor                              (memory that time_fresh leaves outputs in)
@@ -25,6 +26,7 @@ believes nothing it reads from a reply beyond what it can check itself.
 
 from __future__ import annotations
 
+import copy
 import inspect
 import linecache
 import os
@@ -196,6 +198,15 @@ class Runner:
                 {storages.index(key) for key in map(_storage, _as_list(result)) if key and key in storages}
             )
         return reply, tensors
+
+    def do_run_double(self, message: Message) -> tuple[dict, list[torch.Tensor]]:
+        order = message.header
+        module = copy.deepcopy(self.module).double()
+        torch.manual_seed(order["seed"])
+        with torch.no_grad():
+            result = module(*_double(self.slots[order["slot"]]))
+        self.device.synchronize()
+        return self._outputs(result, order["max_bytes"])
 
     def do_time_block(self, message: Message) -> tuple[dict, list[torch.Tensor]]:
         order = message.header
@@ -400,6 +411,12 @@ def _storage(tensor: Any) -> int | None:
     return (
         tensor.untyped_storage().data_ptr() if isinstance(tensor, torch.Tensor) and tensor.numel() else None
     )
+
+
+def _double(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.double() if value.is_floating_point() else value.clone()
+    return type(value)(map(_double, value)) if isinstance(value, (list, tuple)) else value
 
 
 def _same(left: torch.Tensor, right: torch.Tensor) -> bool:

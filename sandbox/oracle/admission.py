@@ -6,7 +6,7 @@ import torch
 
 from sandbox.jail.tensors import DTYPES
 from sandbox.oracle.reference import Inputs, Outputs, Reference
-from sandbox.verdict.correctness import Tolerance, compare
+from sandbox.verdict.correctness import compare
 
 ADMISSION_SLOT = 1001
 OTHER_SLOT = 1002
@@ -25,7 +25,7 @@ def admission_problem(reference: Reference, seed: int) -> str:
     expected = reference.run(ADMISSION_SLOT, seed).tensors
     reference.inputs(seed + 1, OTHER_SLOT)
     other = reference.run(OTHER_SLOT, seed)
-    tolerance = Tolerance(atol=reference.task.atol, rtol=reference.task.rtol)
+    tolerance = reference.tolerance
     for name, answer in _trivial_answers(inputs, expected, other):
         if compare(expected, answer, tolerance).ok:
             return f"{name} would pass as the answer"

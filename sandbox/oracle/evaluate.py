@@ -41,11 +41,13 @@ from sandbox.oracle.gpu import (
     raise_to_profile,
     runner_environment,
 )
+from sandbox.oracle.idle import BaselineWatch
 from sandbox.oracle.reference import Reference, References, TaskRejected
 from sandbox.oracle.trials import Trials
 from sandbox.protocol import EvaluationResult, Finding, KernelTime, Stage
 from sandbox.verdict import feedback
 from sandbox.verdict.coverage import judge_coverage
+from sandbox.verdict.integrity import NO_KERNEL, own_libraries
 
 FULL_DISK_BYTES = 1 << 20
 """With less than this left on the disk a failure says nothing about the candidate."""
@@ -413,9 +415,10 @@ class Judge:
                 return max(0.001, deadline - time.monotonic())
 
             with verdict.measured("time"):
+                watch = BaselineWatch(reference.order, candidate.pid)
                 sides = {
                     name: Side(
-                        order=reference.order,
+                        order=watch,
                         slots=trial.slots,
                         deadline=left,
                         which=name,
@@ -439,8 +442,12 @@ class Judge:
                         random.Random(secrets.randbits(64)),
                         use_slope=on_gpu,
                     )
+                _check_rest(watch, verdict)
                 trial.check_kept(side.slots[side.kept % len(side.slots)])
                 trial.check_changed_inputs()
+                if not on_gpu:
+                    trial.audit(left)
+                    _check_own_code(job, reference, candidate, verdict)
             if not on_gpu:
                 # Still alone: the end of a process would disturb the next measurement.
                 candidate.close()
@@ -448,6 +455,34 @@ class Judge:
             # Last, because a profiler slows every later launch of its process.
             self._cover(job, candidate, trial.slots[0], verdict)
         self._reached(verdict, "timed")
+
+
+def _check_rest(watch: BaselineWatch, verdict: Draft) -> None:
+    """Raises Failure for a candidate that worked while its baseline was timed."""
+    excess = watch.excess()
+    if excess:
+        verdict.timing = None
+        raise Failure(
+            "integrity",
+            f"the candidate works while the baseline is timed: {excess}",
+            Finding(rule="busy_while_baseline", evidence=excess),
+        )
+
+
+def _check_own_code(job: Job, reference: Reference, candidate: Runner, verdict: Draft) -> None:
+    """Raises Failure for a module on a CPU that brings no kernel: there is no profile to take its share from."""
+    if job.candidate.form == "kernel":
+        return
+    own, others = own_libraries(candidate.pid), own_libraries(reference.runner.pid)
+    if own is None or others is None:
+        verdict.notes.append("whether the candidate has native code of its own cannot be seen on this machine")
+    elif not own - others:
+        verdict.coverage = 0.0
+        raise Failure(
+            "integrity",
+            f"no work is done by a kernel of the candidate's own: {NO_KERNEL}",
+            Finding(rule="coverage", evidence=NO_KERNEL),
+        )
 
 
 def _flavour(job: Job) -> str:

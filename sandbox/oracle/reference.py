@@ -15,12 +15,16 @@ from sandbox.jail.faults import JailDied, JailError, JailMemory, JailReply, Jail
 from sandbox.jail.frames import Message
 from sandbox.jail.spawn import Runner
 from sandbox.jail.tensors import decode, describe, pack, unpack
+from sandbox.oracle.fresh import USES, Pool
 from sandbox.protocol import TaskSpec
 from sandbox.verdict.correctness import Tolerance, compare, reference_problem
+from sandbox.verdict.rounding import Rounding, rounding
 
 MAX_STATE_BYTES = 16 << 30
 MAX_INPUT_BYTES = 8 << 30
 MAX_OUTPUT_BYTES = 8 << 30
+MAX_ROUNDING_BYTES = 64 << 20
+"""Outputs larger than this are not computed in float64."""
 SLACK_BYTES = 1 << 16
 EXAMPLE_SLOT = 1000
 """Slot of the inputs that only serve to get to know the task."""
@@ -72,6 +76,7 @@ class Reference:
 
     def __init__(self, task: TaskSpec, runner: Runner, *, seed: int, load_s: float, check_s: float):
         self.task, self.runner, self.seed, self._check_s = task, runner, seed, check_s
+        self._pool: Pool | None = None
         try:
             self._get_to_know(load_s)
         except BaseException:
@@ -100,6 +105,7 @@ class Reference:
             and not compare(first.tensors, again.tensors, Tolerance(atol=1e-2, rtol=1e-2)).ok
         ):
             raise TaskRejected("the reference's output is random: two calls on the same inputs differ")
+        self.rounding = self._rounding(load_s) if not first.changed else None
         self.outputs = [describe(tensor) for tensor in first.tensors]
         self.is_tuple, self.changes, self.aliases = first.is_tuple, first.changed, first.aliased
         self.input_shapes = [describe(tensor) for tensor in example.tensors]
@@ -117,6 +123,43 @@ class Reference:
             )
         except SignatureError as error:
             self.signature_error = str(error)
+
+    def _rounding(self, timeout_s: float) -> list[Rounding] | None:
+        """The reference's own error against a run of it in float64; None where it has none (a type or an operation
+        that double precision lacks, a source that fixes another type, an output too large)."""
+        value = self.run(EXAMPLE_SLOT, seed=1)
+        if value.bytes > MAX_ROUNDING_BYTES:
+            return None
+        limit = 8 * value.bytes + SLACK_BYTES
+        try:
+            message = self.runner.call(
+                "run_double", timeout_s, slot=EXAMPLE_SLOT, seed=1, max_bytes=limit, reply_bytes=2 * limit
+            )
+        except JailReply:
+            return None
+        except (JailTimeout, JailMemory, JailDied) as error:
+            raise TaskRejected(f"the reference breaks down in float64: {error}") from error
+        exact = read_outputs(message).tensors
+        if [tensor.shape for tensor in exact] != [tensor.shape for tensor in value.tensors]:
+            return None
+        if not all(torch.isfinite(tensor).all() for tensor in (*exact, *value.tensors)):
+            return None
+        return [rounding(one, other) for one, other in zip(exact, value.tensors, strict=True)]
+
+    @property
+    def tolerance(self) -> Tolerance:
+        """How near to the expected values is near enough for this task.
+
+        With `tolerance="oracle"` both bounds follow from the reference's own rounding.
+        """
+        task = self.task
+        if self.rounding is None:
+            return Tolerance(atol=task.atol, rtol=task.rtol)
+        if task.tolerance == "oracle":
+            return Tolerance(bounds=tuple(one.bounds for one in self.rounding))
+        return Tolerance(
+            atol=task.atol, rtol=task.rtol, noise=tuple(one.relative_rms for one in self.rounding)
+        )
 
     def inputs(self, seed: int, slot: int) -> Inputs:
         """Draws fresh inputs into a slot of the runner and returns a copy of them."""
@@ -140,11 +183,30 @@ class Reference:
             raise TaskRejected(problem)
         return outputs
 
+    def set_inputs(self, slot: int, inputs: Inputs) -> None:
+        """Puts given inputs into a slot."""
+        entries, buffers = pack(inputs.tensors)
+        self.order("set_inputs", self._check_s, buffers=buffers, slot=slot, args=inputs.args, tensors=entries)
+
     def overwrite(self, slot: int, tensor: int, row: int, rows: torch.Tensor) -> None:
         """Changes rows of an input in place."""
         overwrite(self.runner, self._check_s, slot, tensor, row, rows)
 
+    def pool(self, draw: Callable[[], Pool]) -> Pool:
+        """Fresh inputs for the audit of a timing: those at hand, until they have served `USES` evaluations."""
+        if self._pool is None or self._pool.uses >= USES:
+            self._drop_pool()
+            self._pool = draw()
+        self._pool.uses += 1
+        return self._pool
+
+    def _drop_pool(self) -> None:
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None
+
     def close(self) -> None:
+        self._drop_pool()
         self.runner.close()
 
     @property

@@ -5,18 +5,33 @@ from __future__ import annotations
 import random
 import secrets
 import time
+from collections.abc import Callable, Sequence
+
+import torch
 
 from sandbox.jail.spawn import Runner
 from sandbox.jail.tensors import pack
+from sandbox.oracle.audit import RULED_BY, AuditFailed, audit, rule
 from sandbox.oracle.draft import Draft, Job
 from sandbox.oracle.failures import Failure, blamed_on_candidate
-from sandbox.oracle.reference import Inputs, Outputs, Reference, overwrite, read_outputs
-from sandbox.protocol import Finding, Trial
+from sandbox.oracle.reference import (
+    Inputs,
+    Outputs,
+    Reference,
+    TaskRejected,
+    overwrite,
+    read_outputs,
+)
+from sandbox.oracle.variants import varied
+from sandbox.protocol import Finding, InputVariant, Trial
 from sandbox.verdict import feedback
-from sandbox.verdict.correctness import Tolerance, compare
+from sandbox.verdict.correctness import compare
 
 TIMED_SLOTS = 3
 """Input sets that are kept and rotated through while timing."""
+VARIANT_SLOT = 900
+VARIANTS_SHARE = 0.3
+"""Variants are tried while no more than this share of the checking time is used up."""
 MANY_BYTES = 256 << 20
 """Inputs larger than this are held once, not once a slot."""
 
@@ -26,7 +41,7 @@ class Trials:
 
     def __init__(self, job: Job, reference: Reference, candidate: Runner, verdict: Draft):
         self._job, self._reference, self._candidate, self._verdict = job, reference, candidate, verdict
-        self._tolerance = Tolerance(atol=job.task.atol, rtol=job.task.rtol)
+        self._tolerance = reference.tolerance
         self._inputs: dict[int, Inputs] = {}
         self._expected: dict[int, Outputs] = {}
         self._seed = secrets.randbits(40)
@@ -67,6 +82,40 @@ class Trials:
                     "incorrect", feedback.incorrect(trial.reason, number, options.correctness_trials)
                 )
             self._inputs[slot], self._expected[slot] = inputs, expected
+        started = deadline - options.check_s
+        for variant in self._job.task.variants:
+            if time.monotonic() - started > VARIANTS_SHARE * options.check_s:
+                self._verdict.notes.append(f"no time was left to check other input distributions ({variant})")
+                break
+            self._run_variant(variant, deadline)
+
+    def _run_variant(self, variant: InputVariant, deadline: float) -> None:
+        """One more trial on inputs of another distribution. Raises Failure."""
+        usual = self._expected[0].tensors
+        tensors = varied(self._inputs[0].tensors, variant, secrets.randbits(40))
+        if tensors is None or self._reference.changes:
+            return
+        inputs = Inputs(self._inputs[0].args, tensors)
+        try:
+            self._reference.set_inputs(VARIANT_SLOT, inputs)
+            expected = self._reference.run(VARIANT_SLOT, self._seed)
+        except TaskRejected:
+            if not self._reference.alive:
+                raise
+            return
+        if not all(torch.isfinite(tensor).all() for tensor in expected.tensors):
+            return
+        entries, buffers = pack(tensors)
+        with self._blamed("running", self._job.options.check_s):
+            left_s = max(0.001, deadline - time.monotonic())
+            self._candidate.call(
+                "set_inputs", left_s, buffers, slot=VARIANT_SLOT, args=inputs.args, tensors=entries
+            )
+            got = self._call("run", left_s, slot=VARIANT_SLOT, seed=self._seed, check=True)
+        trial = compare(expected.tensors, got.tensors, self._tolerance.scaled(_growth(usual, expected.tensors)))
+        if not trial.ok:
+            self._verdict.trials.append(trial)
+            raise Failure("incorrect", feedback.failed(f"wrong result on {variant} inputs: {trial.reason}", ""))
 
     def check_kept(self, slot: int) -> None:
         """Checks the outputs of one timed call, chosen by the oracle. Raises Failure."""
@@ -74,7 +123,7 @@ class Trials:
             got = self._call("kept", self._job.options.check_s)
         trial = compare(self._expected[slot].tensors, got.tensors, self._tolerance)
         if not trial.ok and not self._reference.changes:
-            self._fail_late("a timed call returned something else than the checked calls", trial, got, slot)
+            self._fail_late("a timed call returned something else than the checked calls", trial, got.tensors)
 
     def check_changed_inputs(self) -> None:
         """Changes a row of each input in place, in both runners, and compares once more. Raises Failure."""
@@ -95,13 +144,41 @@ class Trials:
         expected = self._reference.run(slot, self._seed)
         trial = compare(expected.tensors, got.tensors, self._tolerance)
         if not trial.ok:
-            self._fail_late("after its inputs changed in place the candidate is wrong", trial, got, slot)
+            self._fail_late("after its inputs changed in place the candidate is wrong", trial, got.tensors)
 
-    def _fail_late(self, what: str, trial: Trial, got: Outputs, slot: int) -> None:
+    def audit(self, left_s: Callable[[], float]) -> None:
+        """Holds the timing against calls on inputs never seen, and checks what those return. Raises Failure."""
+        timing = self._verdict.timing
+        assert timing is not None
+        with self._blamed("timing", self._job.options.time_s):
+            try:
+                found = audit(
+                    self._reference,
+                    self._candidate.call,
+                    timing.baselines["eager"].median_ms,
+                    lambda expected, got: compare(expected, got, self._tolerance),
+                    left_s,
+                    random.Random(secrets.randbits(64)),
+                )
+            except AuditFailed as failed:
+                self._fail_late(
+                    "a timed call on inputs it had not seen is wrong", failed.trial, failed.got, failed.others
+                )
+        self._verdict.timing, own, eager = rule(timing, found)
+        if self._verdict.timing.bound_by == RULED_BY:
+            self._verdict.notes.append(
+                f"calls on inputs it had not seen took {own.median:.3g} ms, the reference's {eager.median:.3g} ms; "
+                f"on inputs it knew {timing.candidate.median_ms:.3g} ms were measured"
+            )
+
+    def _fail_late(
+        self, what: str, trial: Trial, got: list[torch.Tensor], others: Sequence[list[torch.Tensor]] = ()
+    ) -> None:
         """A wrong result after timing is a replayed one if it equals what another call had to return."""
         self._verdict.timing = None
-        for known, expected in self._expected.items():
-            if compare(expected.tensors, got.tensors, self._tolerance).ok:
+        known_outputs = [expected.tensors for expected in self._expected.values()]
+        for known, expected in enumerate([*known_outputs, *others]):
+            if compare(expected, got, self._tolerance).ok:
                 evidence = f"{what}: it equals the output of an earlier call (input set {known})"
                 raise Failure(
                     "integrity",
@@ -140,3 +217,13 @@ class Trials:
 
     def _blamed(self, doing: str, limit_s: float):
         return blamed_on_candidate(self._candidate, doing, limit_s, self._job.options.memory_bytes)
+
+
+def _growth(usual: list[torch.Tensor], now: list[torch.Tensor]) -> float:
+    """How many times larger outputs are than usual; never below 1."""
+    ratios = [1.0]
+    for before, after in zip(usual, now, strict=True):
+        if after.is_floating_point() and after.shape == before.shape:
+            sizes = [tensor.to(torch.float32).square().mean().sqrt().item() for tensor in (before, after)]
+            ratios.append(sizes[1] / sizes[0] if sizes[0] > 0 else 1.0)
+    return max(ratios)

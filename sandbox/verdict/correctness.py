@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from sandbox.protocol import Trial
 
+RMS_LIMITS = {torch.float64: 5e-5, torch.float32: 5e-5, torch.float16: 5e-3, torch.bfloat16: 3e-2}
+"""Relative root-mean-square error of a whole output. Honest float32 work stays near 1e-7, float16 and TF32 begin at
+2e-4; elementwise tolerances alone take zeros for an output whose values all lie below them."""
+NOISE_FACTOR = 30.0
+"""So many times the reference's own rounding is a candidate's due, where that is more."""
 TOLERANCES = {torch.float64: 1e-4, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 1e-2}
 """Absolute and relative, as KernelBench has them."""
 _PIECE = 1 << 18
@@ -17,14 +23,46 @@ _PIECE = 1 << 18
 @dataclass(frozen=True, kw_only=True)
 class Tolerance:
     """`|got - expected| <= atol + rtol * |expected|`; None takes the value of the expected tensor's data
-    type."""
+    type.
+
+    Attributes:
+      noise: relative root-mean-square error of the reference itself, for each output. With it, and without tolerances
+        of the task's own, the same measure of the candidate's error is limited too.
+      bounds: (atol, rtol) for each output instead of `atol` and `rtol`.
+      size: factor of the data type's own atol, for outputs that are so much larger than usual.
+    """
 
     atol: float | None = None
     rtol: float | None = None
+    noise: tuple[float, ...] | None = None
+    bounds: tuple[tuple[float, float], ...] | None = None
+    size: float = 1.0
+
+    def of_output(self, number: int) -> Tolerance:
+        """The tolerance of one output alone."""
+        if self.bounds is not None:
+            atol, rtol = self.bounds[number]
+            return Tolerance(atol=atol, rtol=rtol)
+        return self if self.noise is None else replace(self, noise=(self.noise[number],))
+
+    def scaled(self, factor: float) -> Tolerance:
+        """For outputs that are larger by a factor: what was small against them still is."""
+        bounds = self.bounds and tuple((atol * factor, rtol) for atol, rtol in self.bounds)
+        atol = None if self.atol is None else self.atol * factor
+        return replace(self, atol=atol, bounds=bounds, size=self.size * factor)
+
+    def rms_limit(self, dtype: torch.dtype) -> float | None:
+        """Largest relative root-mean-square error, or None where there is no such limit."""
+        if self.noise is None or self.atol is not None or self.rtol is not None:
+            return None
+        return max(RMS_LIMITS.get(dtype, 5e-5), NOISE_FACTOR * self.noise[0])
 
     def of(self, dtype: torch.dtype) -> tuple[float, float]:
         default = TOLERANCES.get(dtype, 1e-4)
-        return (default if self.atol is None else self.atol, default if self.rtol is None else self.rtol)
+        return (
+            default * self.size if self.atol is None else self.atol,
+            default if self.rtol is None else self.rtol,
+        )
 
 
 def compare(expected: Sequence[torch.Tensor], got: Sequence[torch.Tensor], tolerance: Tolerance) -> Trial:
@@ -39,7 +77,7 @@ def compare(expected: Sequence[torch.Tensor], got: Sequence[torch.Tensor], toler
     worst_abs = worst_rel = 0.0
     for number, (want, have) in enumerate(zip(expected, got, strict=True)):
         label = "the output" if len(expected) == 1 else f"output {number}"
-        reason, abs_err, rel_err = _compare_one(want, have, tolerance)
+        reason, abs_err, rel_err = _compare_one(want, have, tolerance.of_output(number))
         worst_abs, worst_rel = max(worst_abs, abs_err or 0.0), max(worst_rel, rel_err or 0.0)
         if reason:
             return Trial(ok=False, reason=f"{label} {reason}", max_abs_err=abs_err, max_rel_err=rel_err)
@@ -72,7 +110,16 @@ def _compare_one(
         return _mismatch(wrong, want, have, ""), None, None
     largest = _within(want, have, tolerance)
     if largest is not None:
-        return "", *largest
+        abs_err, rel_err, rms_err = largest
+        limit = tolerance.rms_limit(want.dtype)
+        if limit is not None and rms_err > limit:
+            return (
+                f"has too little precision: relative rms error {rms_err:.2g}, {limit:.2g} is the most for "
+                f"{str(want.dtype).removeprefix('torch.')}",
+                abs_err,
+                rel_err,
+            )
+        return "", abs_err, rel_err
     unlike = (
         torch.isnan(have) | (torch.isinf(want) & (have != want)) | (torch.isinf(have) & ~torch.isinf(want))
     )
@@ -108,8 +155,9 @@ def _compare_one(
 
 def _within(
     want: torch.Tensor, have: torch.Tensor, tolerance: Tolerance
-) -> tuple[float, float] | None:
-    """Largest absolute and relative error of an output that is right everywhere and finite; None for any other.
+) -> tuple[float, float, float] | None:
+    """Largest absolute, largest relative and relative root-mean-square error of an output that is right everywhere
+    and finite; None for any other.
 
     Goes over the tensors in pieces that stay in the cache and makes no full-size copy, because this is what most
     checks of large outputs come to.
@@ -118,7 +166,7 @@ def _within(
         return None
     work = torch.float64 if want.dtype == torch.float64 else torch.float32
     atol, rtol = tolerance.of(want.dtype)
-    abs_err = rel_err = 0.0
+    abs_err = rel_err = squares = error_squares = 0.0
     for exact, value in zip(want.reshape(-1).split(_PIECE), have.reshape(-1).split(_PIECE), strict=True):
         exact, value = exact.to(work), value.to(work)
         error = (value - exact).abs_()
@@ -130,8 +178,10 @@ def _within(
         if not largest < float("inf") or not bool((error <= torch.add(size.mul(rtol), atol)).all()):
             return None
         abs_err = max(abs_err, largest)
+        error_squares += torch.dot(error, error).item()
+        squares += torch.dot(size, size).item()
         rel_err = max(rel_err, error.div_(size.clamp_(min=max(atol, 1e-12))).max().item())
-    return abs_err, rel_err
+    return abs_err, rel_err, math.sqrt(error_squares / squares) if squares > 0 else 0.0
 
 
 def _mismatch(wrong: torch.Tensor, want: torch.Tensor, have: torch.Tensor, more: str) -> str:

@@ -1,0 +1,121 @@
+"""Drives the audit of a timing (see `sandbox.oracle.fresh`) and lets it rule where the ordinary timing is too good."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import torch
+
+from sandbox.jail.frames import Message
+from sandbox.oracle.fresh import Audit, Outputs, Pool, sample_places
+from sandbox.oracle.reference import Reference
+from sandbox.protocol import Timing, Trial
+from sandbox.verdict.timing import Interval
+
+SLACK = 1.25
+"""Ordinary calls find their inputs in the cache, audited ones do not: so much faster they may be."""
+RULED_BY = "oracle wall clock on fresh inputs"
+
+Compare = Callable[[list[torch.Tensor], list[torch.Tensor]], Trial]
+
+
+class AuditFailed(Exception):
+    """A timed call returned something wrong; `got` is everything that it returned."""
+
+    def __init__(self, trial: Trial, got: list[torch.Tensor], others: list[list[torch.Tensor]]):
+        super().__init__(trial.reason)
+        self.trial, self.got, self.others = trial, got, others
+
+
+def audit(
+    reference: Reference,
+    order: Callable[..., Message],
+    eager_ms: float,
+    compare: Compare,
+    left_s: Callable[[], float],
+    rng: random.Random,
+) -> Audit:
+    """Runs the candidate and the reference on blocks of fresh inputs and compares what every call left.
+
+    Args:
+      reference: of the task; its pool of inputs is used, or drawn.
+      order: sends an order to the candidate's runner.
+      eager_ms: time of one call of the reference.
+      compare: (expected, got) -> trial.
+      left_s: seconds that an order may take now.
+      rng: draws which elements are read and which calls are compared in full.
+
+    Raises:
+      AuditFailed: a call left a wrong output. What `order` raises; TaskRejected when the reference fails.
+    """
+    pool = reference.pool(lambda: _draw(reference, eager_ms))
+    calls = len(pool.blocks[0].calls)
+    theirs = Outputs(order, reference.outputs, calls, left_s())
+    ours = Outputs(reference.order, reference.outputs, calls, left_s())
+    found = Audit(calls=calls)
+    for block in rng.sample(pool.blocks, len(pool.blocks)):
+        places = sample_places(reference.outputs, rng)
+        run = theirs.run(block, places, left_s())
+        checked = rng.randrange(calls)
+        got = [output.clone() for output in theirs.of_call(checked)]
+        expected = ours.run(block, places, left_s())
+        found.candidate.append(run)
+        found.reference.append(expected)
+        _check(run.samples, expected.samples, theirs, ours, compare)
+        trial = compare([output.clone() for output in ours.of_call(checked)], got)
+        if not trial.ok:
+            raise AuditFailed(trial, got, _all_outputs(ours, calls))
+    return found
+
+
+def _draw(reference: Reference, eager_ms: float) -> Pool:
+    return Pool.draw(reference.inputs, eager_ms, reference.max_output_bytes // 2)
+
+
+def _check(
+    got: list[list[torch.Tensor]],
+    expected: list[list[torch.Tensor]],
+    theirs: Outputs,
+    ours: Outputs,
+    compare: Compare,
+) -> None:
+    """Compares the elements that were read while the clock ran, all calls at once, then each to name the wrong one."""
+    joined = [[torch.cat(of_one) for of_one in zip(*calls, strict=True)] for calls in (expected, got)]
+    if compare(*joined).ok:
+        return
+    for number, (want, have) in enumerate(zip(expected, got, strict=True)):
+        trial = compare(want, have)
+        if not trial.ok:
+            output = [part.clone() for part in theirs.of_call(number)]
+            raise AuditFailed(trial, output, _all_outputs(ours, len(got)))
+    raise AuditFailed(compare(*joined), joined[1], [])
+
+
+def _all_outputs(outputs: Outputs, calls: int) -> list[list[torch.Tensor]]:
+    return [[output.clone() for output in outputs.of_call(number)] for number in range(calls)]
+
+
+def rule(timing: Timing, found: Audit) -> tuple[Timing, Interval, Interval]:
+    """The timing, slowed to the most that the audit leaves possible where it claims more; the audit's times of one
+    call of candidate and reference, in milliseconds."""
+    candidate, reference = found.times_ms()
+    most = reference.high / candidate.low
+    if timing.speedup <= SLACK * most:
+        return timing, candidate, reference
+    factor = timing.speedup / most
+    span, low = timing.candidate, reference.low / candidate.high
+    slower = {
+        "median_ms": span.median_ms * factor,
+        "low_ms": span.low_ms * factor,
+        "high_ms": span.high_ms * factor,
+    }
+    ruled = {
+        "candidate": span.model_copy(update=slower),
+        "speedup": most,
+        "speedup_low": low,
+        "speedup_high": most,
+        "noisy": low <= 1.0 <= most,
+        "bound_by": RULED_BY,
+    }
+    return timing.model_copy(update=ruled), candidate, reference

@@ -1,0 +1,230 @@
+"""The audit of a timing: calls on inputs that the candidate has never seen, between two readings of our own clock.
+
+A runner's word counts for nothing here. Inputs lie in sealed memory that comes within its reach only after the
+oracle's clock has started; the clock stops when a random part of every call's outputs has been read from memory that
+the runner shares. Work done before (replays, caches, precomputed answers) or after (threads, lazy results) the span
+is therefore impossible, and a call that is left out shows in the outputs. What the messages, the mapping and the
+copies cost is taken from the reference, which does the same on the same inputs, and whose own clock is believed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from sandbox.jail.frames import Message
+from sandbox.jail.tensors import DTYPES, describe
+from sandbox.oracle.clock import claim_of
+from sandbox.verdict.timing import (
+    Interval,
+    believed_ms,
+    hidden_ms,
+    median_interval,
+    undisturbed,
+)
+
+if TYPE_CHECKING:
+    from sandbox.oracle.reference import Inputs
+
+ALIGN_BYTES = 64
+AUDIT_SLOT = 1003
+"""Slot of the reference's runner through which the pool's inputs are drawn."""
+BLOCK_MS = 0.6
+"""Intended length of a block of the reference; below this the cost of messages would drown it."""
+BLOCKS, FEW_BLOCKS = 8, 3
+MAX_CALLS = 32
+MAX_BLOCK_BYTES = 32 << 20
+MAX_POOL_BYTES = 128 << 20
+SLOW_CALL_MS = 20.0
+TRUSTED_SHARE = 0.5
+"""Share of the blocks that counts, the fastest, as others use the processor too."""
+SAMPLES = 64
+"""Elements of each output of each call that are read while the clock runs."""
+USES = 8
+"""Evaluations that one pool serves: a candidate keeps nothing, but what it prints might tell of a few numbers."""
+
+_SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
+
+
+@dataclass(frozen=True)
+class Block:
+    """Inputs of one block of calls: sealed memory and where in it the arguments of each call lie."""
+
+    fd: int
+    calls: list[dict[str, Any]]
+
+
+class Pool:
+    """Blocks of fresh inputs of one task, drawn by its reference. Closing it frees the memory."""
+
+    def __init__(self, blocks: Sequence[Block]):
+        self.blocks, self.uses = list(blocks), 0
+
+    @classmethod
+    def draw(cls, inputs: Callable[[int, int], Inputs], eager_ms: float, outputs_bytes: int) -> Pool:
+        """A new pool; the number of calls in a block follows from the reference's speed and the size of inputs.
+
+        Args:
+          inputs: draws inputs by (seed, slot), as `Reference.inputs`.
+          eager_ms: time of one call of the reference.
+          outputs_bytes: of one call.
+        """
+        rng = random.SystemRandom()
+        first = inputs(rng.getrandbits(40), AUDIT_SLOT)
+        each_bytes = max(first.bytes + outputs_bytes, 1)
+        by_time = 1 if eager_ms >= SLOW_CALL_MS else max(2, round(BLOCK_MS / max(eager_ms, 1e-3)))
+        calls = max(1, min(by_time, MAX_CALLS, MAX_BLOCK_BYTES // each_bytes))
+        blocks = FEW_BLOCKS if eager_ms >= SLOW_CALL_MS else BLOCKS
+        blocks = max(FEW_BLOCKS, min(blocks, MAX_POOL_BYTES // (calls * each_bytes)))
+        pool = cls([])
+        try:
+            for _ in range(blocks):
+                sets = [inputs(rng.getrandbits(40), AUDIT_SLOT) for _ in range(calls)]
+                pool.blocks.append(_sealed(sets))
+        except BaseException:
+            pool.close()
+            raise
+        return pool
+
+    def close(self) -> None:
+        while self.blocks:
+            os.close(self.blocks.pop().fd)
+
+
+class Outputs:
+    """Memory in which one runner leaves the outputs of a block's calls, and where each lies.
+
+    Args:
+      order: sends an order to the runner, as `Runner.call`.
+      entries: {dtype, shape} of each output of a call.
+      calls: most calls of a block.
+      timeout_s: of the order.
+    """
+
+    def __init__(
+        self, order: Callable[..., Message], entries: Sequence[dict], calls: int, timeout_s: float
+    ):
+        self._order = order
+        self.entries, offset = [], 0
+        for entry in entries:
+            self.entries.append({**entry, "offset": offset})
+            offset += _padded(_bytes(entry))
+        self._stride = offset
+        fd = os.memfd_create("outputs", os.MFD_CLOEXEC)
+        try:
+            os.ftruncate(fd, calls * self._stride)
+            self._memory = torch.frombuffer(mmap.mmap(fd, calls * self._stride), dtype=torch.uint8)
+            order("open_outputs", timeout_s, fds=[fd])
+        finally:
+            os.close(fd)
+
+    def run(self, block: Block, places: Sequence[torch.Tensor], timeout_s: float) -> Run:
+        """Has the runner do a block's calls; reads the elements numbered `places` (one tensor for each output)."""
+        calls = [{**call, "offset": number * self._stride} for number, call in enumerate(block.calls)]
+        views = [self.of_call(number) for number in range(len(calls))]
+        start = time.perf_counter()
+        message = self._order(
+            "time_fresh", timeout_s, calls=calls, outputs=self.entries, fds=[block.fd]
+        )
+        samples = [
+            [output.reshape(-1)[place] for output, place in zip(outputs, places, strict=True)]
+            for outputs in views
+        ]
+        wall_ms = 1000 * (time.perf_counter() - start)
+        return Run(claim_ms=claim_of(message.header.get("span_ms")), wall_ms=wall_ms, samples=samples)
+
+    def of_call(self, number: int) -> list[torch.Tensor]:
+        """Views of one call's outputs, in memory that the runner can still change."""
+        found = []
+        for entry in self.entries:
+            start = number * self._stride + entry["offset"]
+            flat = self._memory[start : start + _bytes(entry)].view(DTYPES[entry["dtype"]])
+            found.append(flat.view(entry["shape"]))
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One block: what the runner claims, what our clock says, the elements read of each call's outputs."""
+
+    claim_ms: float
+    wall_ms: float
+    samples: list[list[torch.Tensor]]
+
+
+@dataclass(kw_only=True)
+class Audit:
+    """Blocks of candidate and reference on the same inputs, and what they say about one call's time."""
+
+    calls: int
+    candidate: list[Run] = field(default_factory=list)
+    reference: list[Run] = field(default_factory=list)
+
+    def times_ms(self) -> tuple[Interval, Interval]:
+        """Time of one call of (candidate, reference).
+
+        The reference's clock is believed, so the gap between it and ours is what a block costs beyond its calls. A
+        candidate's claim is raised by what its gaps have beyond that in nearly every block, and for each block to
+        what no disturbance seen with the reference can explain. The faster half of the blocks counts, on both sides.
+        """
+        usual = sorted(run.wall_ms - run.claim_ms for run in self.reference)
+        hidden = hidden_ms([run.wall_ms - run.claim_ms for run in self.candidate], usual[len(usual) // 2])
+        believed = [
+            max(believed_ms(run.claim_ms + hidden, run.wall_ms, usual[-1])[0], 1e-6) for run in self.candidate
+        ]
+        return self._interval(believed), self._interval([max(run.claim_ms, 1e-6) for run in self.reference])
+
+    def _interval(self, blocks_ms: list[float]) -> Interval:
+        return median_interval(undisturbed([ms / self.calls for ms in blocks_ms], TRUSTED_SHARE))
+
+
+def sample_places(entries: Sequence[dict], rng: random.Random) -> list[torch.Tensor]:
+    """Random element numbers for each output."""
+    places = []
+    for entry in entries:
+        count = torch.Size(entry["shape"]).numel()
+        places.append(torch.tensor([rng.randrange(count) for _ in range(min(SAMPLES, count))]))
+    return places
+
+
+def _sealed(sets: Sequence[Inputs]) -> Block:
+    fd = os.memfd_create("inputs", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        calls, offset = [], 0
+        for inputs in sets:
+            entries = []
+            for tensor in inputs.tensors:
+                entries.append({**describe(tensor), "offset": offset})
+                if tensor.numel():
+                    _write(fd, tensor.contiguous().reshape(-1).view(torch.uint8).numpy(), offset)
+                offset += _padded(tensor.nbytes)
+            calls.append({"args": inputs.args, "tensors": entries})
+        os.ftruncate(fd, max(offset, ALIGN_BYTES))
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+    except BaseException:
+        os.close(fd)
+        raise
+    return Block(fd, calls)
+
+
+def _write(fd: int, data: Any, offset: int) -> None:
+    view = memoryview(data)
+    while view.nbytes:
+        written = os.pwrite(fd, view, offset)
+        view, offset = view[written:], offset + written
+
+
+def _padded(size: int) -> int:
+    return max(ALIGN_BYTES, -(-size // ALIGN_BYTES) * ALIGN_BYTES)
+
+
+def _bytes(entry: dict) -> int:
+    return torch.Size(entry["shape"]).numel() * DTYPES[entry["dtype"]].itemsize
