@@ -100,13 +100,15 @@ class Side:
         self.block(1)
         empty_ms = sorted(self.block(0)[1] for _ in range(EMPTY_BLOCKS))
         self.empty_ms, self.most_empty_ms = empty_ms[EMPTY_BLOCKS // 2], 2 * empty_ms[-1] + EMPTY_MARGIN_MS
-        claimed_ms, wall_ms = self.block(2)
+        calls = 2
+        claimed_ms, wall_ms = self.block(calls)
+        while not self.flushed and max(claimed_ms, wall_ms - self.empty_ms) < block_ms / 2 and calls < MAX_CALLS:
+            # Longer step by step: a claim of next to nothing must not lead to thousands of slow calls at once.
+            calls = min(4 * calls, MAX_CALLS)
+            claimed_ms, wall_ms = self.block(calls)
         if not self.flushed:
-            if wall_ms < SLOW_CALL_MS:
-                # The quickest of a few: a disturbed one would make blocks too short, a claim alone much too long.
-                wall_ms = min(wall_ms, *(self.block(2)[1] for _ in range(2)))
             claimed_ms = believed_ms(claimed_ms, wall_ms, self.empty_ms)[0]
-        self.call_ms = max(claimed_ms / 2, 1e-4)
+        self.call_ms = max(claimed_ms / calls, 1e-4)
         self.calls = int(min(max(block_ms / self.call_ms, 1), MAX_CALLS))
 
     def sample(self, rng: random.Random) -> None:

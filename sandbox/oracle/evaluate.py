@@ -41,7 +41,7 @@ from sandbox.oracle.gpu import (
     raise_to_profile,
     runner_environment,
 )
-from sandbox.oracle.idle import BaselineWatch
+from sandbox.oracle.idle import BaselineWatch, family
 from sandbox.oracle.reference import Reference, References, TaskRejected
 from sandbox.oracle.trials import Trials
 from sandbox.protocol import EvaluationResult, Finding, KernelTime, Stage
@@ -473,7 +473,7 @@ def _check_own_code(job: Job, reference: Reference, candidate: Runner, verdict: 
     """Raises Failure for a module on a CPU that brings no kernel: there is no profile to take its share from."""
     if job.candidate.form == "kernel":
         return
-    own, others = own_libraries(candidate.pid), own_libraries(reference.runner.pid)
+    own, others = (own_libraries(family(one.pid)) for one in (candidate, reference.runner))
     if own is None or others is None:
         verdict.notes.append("whether the candidate has native code of its own cannot be seen on this machine")
     elif not own - others:

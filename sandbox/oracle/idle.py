@@ -24,20 +24,26 @@ class BaselineWatch:
 
     def __init__(self, order: Callable[..., Message], pid: int):
         self._order, self._pid = order, pid
-        self._children_s = _cpu_of_children_s(pid)
+        self._known = family(pid)
         self.busy_s = self.watched_s = 0.0
 
     def __call__(self, command: str, timeout_s: float, **order) -> Message:
-        start, busy_s = time.perf_counter(), _cpu_s(self._pid)
+        start, busy_s = time.perf_counter(), self._used_s()
         message = self._order(command, timeout_s, **order)
-        self.busy_s += max(0.0, _cpu_s(self._pid) - busy_s)
+        self.busy_s += max(0.0, self._used_s() - busy_s)
         self.watched_s += time.perf_counter() - start
         return message
 
+    def _used_s(self) -> float:
+        return sum(map(_cpu_s, self._known))
+
     def excess(self) -> str:
-        """Evidence that the candidate worked meanwhile, or "". Its children are not told apart by block: all their
-        time counts, because a kernel has no use for them."""
-        busy_s = self.busy_s + max(0.0, _cpu_of_children_s(self._pid) - self._children_s)
+        """Evidence that the candidate worked meanwhile, or "".
+
+        Processes that it has started since are not told apart by block: all their time counts, because a kernel has
+        no use for them.
+        """
+        busy_s = self.busy_s + sum(map(_cpu_s, family(self._pid) - self._known))
         if busy_s <= ALLOWED_SHARE * self.watched_s + ALLOWED_S:
             return ""
         return (
@@ -54,12 +60,11 @@ def _cpu_s(pid: int) -> float:
         return 0.0
 
 
-def _cpu_of_children_s(pid: int) -> float:
-    """Processor time of all living descendants, and of the session's other members."""
-    everybody = processes()
-    family, grown = {pid}, True
+def family(pid: int) -> set[int]:
+    """A process, its living descendants, and the other members of their sessions."""
+    everybody, members, grown = processes(), {pid}, True
     while grown:
-        more = {one.pid for one in everybody if one.parent in family or one.session in family} - family
+        more = {one.pid for one in everybody if one.parent in members or one.session in members} - members
         grown = bool(more)
-        family |= more
-    return sum(_cpu_s(one) for one in family - {pid})
+        members |= more
+    return members

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterable
 
 SYSTEM = tuple(
     os.path.realpath(path) + os.sep
@@ -15,14 +16,16 @@ NO_KERNEL = (
 )
 
 
-def own_libraries(pid: int) -> set[str] | None:
-    """Executable files in the memory of a process that belong neither to Python's packages nor to the system.
+def own_libraries(pids: Iterable[int]) -> set[str] | None:
+    """Executable files in the memory of processes that belong neither to Python's packages nor to the system.
 
     None where the kernel does not let this process look.
     """
+    lines: list[str] = []
     try:
-        with open(f"/proc/{pid}/maps") as maps:
-            lines = maps.read().splitlines()
+        for pid in pids:
+            with open(f"/proc/{pid}/maps") as maps:
+                lines += maps.read().splitlines()
     except OSError:
         return None
     found = set()

@@ -358,8 +358,9 @@ except OSError:
         "other candidates' private directories are listed and their sources printed into one's own error",
         """
 def others():
-    above = os.path.dirname(os.getcwd())
-    return [path for path in glob.glob(f"{above}/*/*.py") if os.path.dirname(path) != os.getcwd()]
+    mine = open(__file__).read()
+    paths = glob.glob(f"{os.path.dirname(os.getcwd())}/*/*.py") + glob.glob("/tmp/*/*/*.py")
+    return [path for path in paths if "ModelNew" in (text := open(path).read()) and text != mine]
 """,
         forward="assert not others(), f'LOOT {open(others()[0]).read()[:50]}'\nreturn self.honest(x)",
         outcomes=("ok",),
@@ -396,7 +397,7 @@ def others():
                     file.write(block)
             """
         ),
-        outcomes=("runtime_error", "timeout"),
+        outcomes=("runtime_error", "timeout", "out_of_memory"),
         options=CHECKED.model_copy(update={"check_s": 4}),
     ),
     Case(

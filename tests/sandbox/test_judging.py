@@ -179,7 +179,8 @@ def test_work_that_the_candidates_clock_hides_is_counted(sandbox, task):
     )
     candidate = python_module(body, "import time\nREAL = time.perf_counter_ns")
     result = judge(sandbox, task, candidate, Options())
-    assert result.outcome == "ok"
+    # PyTorch alone is no kernel, and its time is measured all the same.
+    assert [finding.rule for finding in result.integrity] == ["coverage"]
     assert result.timing.bound_by == "oracle wall clock"
     assert result.timing.candidate.median_ms > 1.0
     assert result.timing.speedup < 1.0
