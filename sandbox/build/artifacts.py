@@ -3,14 +3,17 @@ or not at all."""
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import os
 import shutil
+import stat
 import tempfile
 from pathlib import Path
 
 DEFAULT_LIMIT_BYTES = 4 << 30
+MAX_ARTIFACT_BYTES = 256 << 20
 
 
 class ArtifactStore:
@@ -44,13 +47,19 @@ class ArtifactStore:
 
     def publish(self, key: str, built: Path) -> Path:
         """Copies `built` under `key` in one step; the first of several publishers of a key is kept or
-        replaced by an equal file. Raises OSError when the disk is full, leaving nothing behind."""
+        replaced by an equal file.
+
+        Raises:
+          OSError: the disk is full, or `built` is no ordinary file (what a jail left is not followed
+            elsewhere); nothing is left behind.
+        """
+        data = read_regular_file(built)
         path = self._path(key)
         path.parent.mkdir(exist_ok=True, mode=0o700)
         handle, temporary = tempfile.mkstemp(prefix=".new-", dir=path.parent)
         try:
             with os.fdopen(handle, "wb") as file:
-                file.write(built.read_bytes())
+                file.write(data)
             os.replace(temporary, path)
         except BaseException:
             os.unlink(temporary)
@@ -62,10 +71,10 @@ class ArtifactStore:
         entries = []
         for path in self.root.glob("??/*"):
             try:
-                stat = path.stat()
+                status = path.stat()
             except FileNotFoundError:
                 continue
-            entries.append((stat.st_mtime, stat.st_size, path))
+            entries.append((status.st_mtime, status.st_size, path))
         entries.sort(reverse=True)
         total_bytes, deleted = 0, 0
         for _, size, path in entries:
@@ -77,6 +86,17 @@ class ArtifactStore:
 
     def _path(self, key: str) -> Path:
         return self.root / key[:2] / key
+
+
+def read_regular_file(path: Path, limit_bytes: int = MAX_ARTIFACT_BYTES) -> bytes:
+    """Content of a file that untrusted code made. Raises OSError for a link, a device, a pipe, or too
+    much."""
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(fd, "rb") as file:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > limit_bytes:
+            raise OSError(errno.EINVAL, f"{path.name} is no ordinary file of at most {limit_bytes} bytes")
+        return file.read(limit_bytes)
 
 
 def sealed_copy(path: Path) -> int:

@@ -9,7 +9,7 @@ profilers. One object lives in one runner process and is used by one thread. The
     device.setup()                                      # first touch of the accelerator
     to_device / synchronize / time_block / profile / memory_info, in any order
 
-A failed build inside `before_load` hooks or inside the module raises `BuildError`; the runner reports it as
+A failed build inside the module raises `BuildError` (see `sandbox.jail.extensions`); the runner reports it as
 `build_failed`. `torch` is imported inside functions: the module itself may be imported by trusted code for
 its types.
 """
@@ -67,9 +67,6 @@ class Device(Protocol):
     """"cpu" or "cuda:N": also what `torch.device` accepts."""
     honest_clock: bool
     """False where a measured time says nothing about the kernel (Triton's interpreter)."""
-
-    build_s: float
-    """Seconds that the module has spent compiling so far, inside hooks of this device."""
 
     busy_ms: float
     """Time in which the device was busy during the call that was profiled last, on any stream."""
@@ -133,7 +130,6 @@ class CpuDevice:
     language: str
     name: str = "cpu"
     honest_clock: bool = field(init=False)
-    build_s: float = 0.0
     busy_ms: float = 0.0
 
     def __post_init__(self) -> None:

@@ -29,7 +29,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sandbox.build import cuda as cuda_build
 from sandbox.jail import nvml
 from sandbox.jail.device import Block, KernelSample
 from sandbox.verdict.coverage import DeviceEvent, OwnKernel
@@ -37,9 +36,7 @@ from sandbox.verdict.coverage import DeviceEvent, OwnKernel
 MEMORY_SHARE = 0.4
 """Share of the card that one runner may take, unless SANDBOX_GPU_MEMORY_SHARE says otherwise."""
 
-CACHE_VARIABLE = "SANDBOX_CACHE"
 SHARE_VARIABLE = "SANDBOX_GPU_MEMORY_SHARE"
-JOBS_VARIABLE = "SANDBOX_BUILD_JOBS"
 SEED_VARIABLE = "SANDBOX_TRITON_SEED"
 """Names a directory with what Triton would otherwise build in every process (see `preload_cuda`)."""
 CLOCKS_AGREE = 1.02
@@ -150,7 +147,6 @@ class CudaDevice:
     name: str
     language: str
     honest_clock: bool = True
-    builds: cuda_build.BuildLog = field(default_factory=cuda_build.BuildLog)
     _triton: list[OwnKernel] = field(default_factory=list)
     _flush: Any = None
     busy_ms: float = 0.0
@@ -158,22 +154,12 @@ class CudaDevice:
     _cycles_per_ms: float = CYCLES_PER_MS
     _defaults: tuple[bool, bool] = (False, True)
 
-    @property
-    def build_s(self) -> float:
-        """Seconds spent in `load_inline` so far."""
-        return self.builds.seconds
-
-    @property
-    def build_error(self) -> str:
-        """The compiler's text of the first failed build, also where the candidate caught the exception."""
-        return self.builds.error
-
     def refuse(self, source: str, dtype: str) -> str | None:
         """A GPU judges everything."""
         return None
 
     def before_load(self) -> None:
-        """Gives compilers private directories and patches `load_inline`; CUDA stays untouched.
+        """Gives Triton's compiler private directories; CUDA stays untouched.
 
         Raises:
             RuntimeError: The driver is missing, or the GPU is not visible.
@@ -187,18 +173,7 @@ class CudaDevice:
                 shutil.copytree(seed, directory)
             directory.mkdir(exist_ok=True)
             os.environ[variable] = str(directory)
-        if self.language in ("cuda", "triton"):
-            extensions = private / "extensions"
-            extensions.mkdir(exist_ok=True)
-            persistent = os.environ.get(CACHE_VARIABLE)
-            cache = cuda_build.ExtensionCache(
-                root=Path(persistent or private) / "extensions",
-                private=extensions,
-                arch=nvml.gpu(physical_index(self.name)).arch,
-            )
-            jobs = int(os.environ.get(JOBS_VARIABLE) or min(8, os.cpu_count() or 1))
-            os.environ.update(cuda_build.build_environment(cache, jobs))
-            self.builds = cuda_build.install(cache)
+        nvml.gpu(physical_index(self.name))
         if self.language == "triton":
             self._watch_triton(private)
 
@@ -304,9 +279,9 @@ class CudaDevice:
         return sorted(samples, key=lambda sample: sample.ms, reverse=True)
 
     def own_kernels(self) -> list[OwnKernel]:
-        """The candidate's kernels: what Triton compiled from its file, and what its extensions' device code
-        defines."""
-        return list(dict.fromkeys([*self._triton, *self.builds.kernels]))
+        """What Triton compiled from the candidate's file. Kernels of extensions are known to the oracle, which built
+        them."""
+        return list(dict.fromkeys(self._triton))
 
     def memory_info(self) -> dict[str, int]:
         """Peak of PyTorch's allocator and the card's total, in bytes."""

@@ -1,30 +1,20 @@
 """Imported by the zygote of a GPU worker, so that its children find the compilers ready. Touches no CUDA.
 
 Two traps are stepped around. `torch.utils.cpp_extension` asks at its import whether a GPU is there, which
-initialises the driver (and starts its threads) in the process that everything is forked from. And Triton
-builds a small C library at its first use, half a second of gcc for every runner: it is built here once,
-without being loaded, into a seed that each runner copies into its private cache (`SANDBOX_TRITON_SEED`).
+initialises the driver (and starts its threads) in the process that everything is forked from;
+`sandbox.jail.extensions` imports it without. And Triton builds a small C library at its first use, half a
+second of gcc for every runner: it is built here once, without being loaded, into a seed that each runner
+copies into its private cache (`SANDBOX_TRITON_SEED`).
 """
 
 from __future__ import annotations
 
-import importlib
 import os
 import tempfile
 from pathlib import Path
 
-import torch
-
+import sandbox.jail.extensions  # noqa: F401
 from sandbox.jail.device_cuda import SEED_VARIABLE
-
-
-def _import_without_asking_for_a_gpu() -> None:
-    asked = torch.cuda.is_available
-    torch.cuda.is_available = lambda: True
-    try:
-        importlib.import_module("torch.utils.cpp_extension")
-    finally:
-        torch.cuda.is_available = asked
 
 
 def _seed_triton_cache() -> None:
@@ -54,5 +44,4 @@ def _seed_triton_cache() -> None:
     os.environ[SEED_VARIABLE] = seed
 
 
-_import_without_asking_for_a_gpu()
 _seed_triton_cache()

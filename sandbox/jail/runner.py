@@ -2,7 +2,8 @@
 
 The same program plays the reference (it executes the task source and draws inputs) and the candidate.
 Orders and replies are messages of `sandbox.jail.frames`; an order is {"command": ...}, a reply {"ok":
-true, ...} or {"error": {"kind", "message"}}. Everything here runs beside untrusted code, so the oracle
+true, ...} or {"error": {"kind", "message"}}. In the middle of an order the candidate may ask the oracle to
+build an extension (`sandbox.jail.extensions`). Everything here runs beside untrusted code, so the oracle
 believes nothing it reads from a reply beyond what it can check itself.
 
     load_reference source entry_point dtype device seed      -> arguments, init (encoded), state names +
@@ -40,6 +41,7 @@ from typing import Any
 
 import torch
 
+from sandbox.jail import extensions
 from sandbox.jail.device import BuildError, Device, make_device
 from sandbox.jail.frames import Channel, ChannelClosed, Message
 from sandbox.jail.fresh import FreshCalls
@@ -69,10 +71,12 @@ class RunnerError(RuntimeError):
 def main(channel_fd: int, nonce: str, file_fds: Sequence[int]) -> None:
     """Serves orders until `exit` or until the oracle closes the channel."""
     channel = Channel(socket.socket(fileno=channel_fd), nonce, max_fds=MAX_FDS)
+    conversation = extensions.Conversation(channel)
+    extensions.install(conversation)
     runner = Runner()
     while True:
         try:
-            message = channel.receive(MAX_INPUT_BYTES)
+            message = conversation.order(MAX_INPUT_BYTES)
         except ChannelClosed:
             return
         command = message.header["command"]
@@ -82,9 +86,9 @@ def main(channel_fd: int, nonce: str, file_fds: Sequence[int]) -> None:
             reply, tensors = getattr(runner, f"do_{command}")(message)
             entries, buffers = pack(tensors)
         except BaseException as error:  # noqa: B036  (SystemExit from a candidate must not look like an orderly end)
-            channel.send({"error": describe_error(error, stage=command)})
+            conversation.reply({"error": describe_error(error, stage=command)})
         else:
-            channel.send({"ok": True, **reply, "tensors": entries}, buffers)
+            conversation.reply({"ok": True, **reply, "tensors": entries}, buffers)
 
 
 class Runner:
@@ -141,7 +145,7 @@ class Runner:
             raise RunnerError("load_failed", f"the source does not define {order['entry_point']}")
         self.device.setup()
         self._construct(namespace[order["entry_point"]], init, order["seed"])
-        return {"honest_clock": self.device.honest_clock, "build_s": self.device.build_s}, []
+        return {"honest_clock": self.device.honest_clock}, []
 
     def do_load_kernel(self, message: Message) -> tuple[dict, list[torch.Tensor]]:
         order = message.header
@@ -334,7 +338,7 @@ def execute_source(source: str, name: str, *, kind: str) -> dict[str, Any]:
         raise
     except BaseException as error:  # noqa: B036
         if _is_build_failure(error):
-            raise BuildError(_extension_log(error)) from error
+            raise BuildError(_build_log(error)) from error
         if is_out_of_memory(error):
             raise
         raise RunnerError(kind, _with_line(error, path)) from error
@@ -346,7 +350,7 @@ def describe_error(error: BaseException, *, stage: str) -> dict[str, str]:
     if isinstance(error, RunnerError):
         kind, message = error.kind, str(error)
     elif isinstance(error, BuildError) or _is_build_failure(error):
-        kind, message = "build_failed", str(error) if isinstance(error, BuildError) else _extension_log(error)
+        kind, message = "build_failed", str(error) if isinstance(error, BuildError) else _build_log(error)
     elif isinstance(error, GuardError):
         kind, message = "runtime_error", str(error)
     elif is_out_of_memory(error):
@@ -368,25 +372,13 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def _is_build_failure(error: BaseException) -> bool:
-    if _is_triton_failure(error):
-        return True
-    text = str(error) if isinstance(error, (RuntimeError, ImportError)) else ""
-    return text.startswith("Error building extension") or "Ninja is required" in text
-
-
-def _is_triton_failure(error: BaseException) -> bool:
     return type(error).__module__.startswith("triton.") and type(error).__name__ in TRITON_COMPILE_ERRORS
 
 
-def _extension_log(error: BaseException) -> str:
-    """`load_inline` reports the whole ninja log; the compiler's own error lines are what helps."""
-    if _is_triton_failure(error):
-        from sandbox.build.triton import error_text
+def _build_log(error: BaseException) -> str:
+    from sandbox.build.triton import error_text
 
-        return error_text(error)
-    lines = str(error).splitlines()
-    telling = [line for line in lines if "error:" in line or "undefined" in line]
-    return "\n".join(telling or lines)
+    return error_text(error)
 
 
 def _with_line(error: BaseException, path: str | None) -> str:

@@ -125,6 +125,9 @@ class Runner(Process):
     def __init__(self, sock: socket.socket, nonce: str, **process):
         super().__init__(**process)
         self._deadline = 0.0
+        self.serve: Callable[[dict], tuple[dict, list[int]]] | None = None
+        """Answers what the runner asks for in the middle of an order, with descriptors that are closed once
+        sent."""
         self._channel = Channel(sock, nonce, wait=self._wait)
 
     def _wait(self, sock: socket.socket, writing: bool) -> None:
@@ -148,6 +151,9 @@ class Runner(Process):
         try:
             self._channel.send({"command": command, **order}, buffers, fds)
             message = self._channel.receive(reply_bytes)
+            while "request" in message.header:
+                self._answer(message.header)
+                message = self._channel.receive(reply_bytes)
         except (ChannelClosed, FrameError) as error:
             raise self._post_mortem(error) from error
         failure = message.header.get("error")
@@ -156,6 +162,18 @@ class Runner(Process):
                 failure = {}
             raise JailReply(str(failure.get("kind"))[:40], str(failure.get("message"))[:8000])
         return message
+
+    def _answer(self, request: dict) -> None:
+        """Serves a request; the time that takes is not the order's."""
+        started = time.monotonic()
+        nobody = {"error": "nothing is built for this process"}, []
+        answer, files = self.serve(request) if self.serve else nobody
+        self._deadline += time.monotonic() - started
+        try:
+            self._channel.send(answer, fds=files)
+        finally:
+            for fd in files:
+                os.close(fd)
 
     def _post_mortem(self, error: Exception) -> JailDied | JailMemory:
         """Whoever closes its channel or garbles it has failed, whether or not the process still runs."""

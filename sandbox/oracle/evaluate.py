@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import random
 import secrets
+import select
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -23,6 +24,7 @@ from pathlib import Path
 from sandbox.build import BuildFailed, BuildUnavailable
 from sandbox.build.artifacts import ArtifactStore, sealed_copy
 from sandbox.build.cpp import build_kernel, disk_full
+from sandbox.build.roads import ExtensionBuilder
 from sandbox.build.triton import CompileReport
 from sandbox.jail.confine import Level
 from sandbox.jail.faults import JailError, JailTimeout, ZygoteLost
@@ -30,6 +32,7 @@ from sandbox.jail.limits import Limits
 from sandbox.jail.spawn import Runner, Zygote
 from sandbox.jail.tensors import pack
 from sandbox.oracle.admission import admission_problem
+from sandbox.oracle.builds import Builds, device_arch, excess_of
 from sandbox.oracle.clock import PLANS, Side, measure
 from sandbox.oracle.draft import Draft, Job
 from sandbox.oracle.failures import Failure, blamed_on_candidate
@@ -163,7 +166,8 @@ class Judge:
                     if problem:
                         raise TaskRejected(problem)
                 self._compile_ahead(job, reference, verdict)
-                candidate = self._load(job, reference, verdict)
+                builds = Builds(options.build_s)
+                candidate = self._load(job, reference, verdict, builds)
             except Failure:
                 raise
             except BaseException:
@@ -174,13 +178,15 @@ class Judge:
                 trial = Trials(job, reference, candidate, verdict)
                 with verdict.measured("check"):
                     trial.run()
+                builds.book(verdict, "check")
+                builds.close()
                 self._reached(verdict, "correct")
             except BaseException as error:
                 self._end(candidate, reference, error)
                 raise
         failed: BaseException | None = None
         try:
-            self._time(job, reference, candidate, trial, verdict)
+            self._time(job, reference, candidate, trial, verdict, builds)
         except BaseException as error:
             failed = error
             raise
@@ -233,9 +239,27 @@ class Judge:
         return self._references.get(job.task, make)
 
     def _env(self, job: Job) -> dict[str, str]:
-        return {} if job.task.device == "cpu" else runner_environment(self._store.root)
+        return {} if job.task.device == "cpu" else runner_environment()
 
-    def _load(self, job: Job, reference: Reference, verdict: Draft) -> Runner:
+    def _builder(self, job: Job, runner: Runner) -> ExtensionBuilder:
+        """Builds what the candidate in `runner` asks for."""
+        return ExtensionBuilder(
+            store=self._store,
+            zygote=self._zygote("plain"),
+            scratch=self._scratch,
+            arch=device_arch(job.task.device),
+            pause=self._pause,
+            excess=lambda: excess_of(runner),
+        )
+
+    def _pause(self, seconds: float) -> None:
+        """Sleeps, unless the broker speaks."""
+        if self._interrupt is None:
+            time.sleep(seconds)
+        elif select.select([self._interrupt[0]], [], [], seconds)[0]:
+            self._interrupt[1]()
+
+    def _load(self, job: Job, reference: Reference, verdict: Draft, builds: Builds) -> Runner:
         candidate, options = job.candidate, job.options
         if candidate.form == "kernel":
             if reference.signature is None:
@@ -265,11 +289,11 @@ class Judge:
                 zygote = self._zygote(_flavour(job))
                 runner = zygote.runner(self._limits(job), options.memory_bytes, env=self._env(job))
                 runner.watch = device_watch(job.task.device)
+            runner.serve = builds.served_to(lambda: self._builder(job, runner))
             entries, buffers = pack(reference.init_tensors)
-            # The module builds while it loads.
             order = {
                 "command": "load_module",
-                "timeout_s": options.load_s + options.build_s,
+                "timeout_s": options.load_s,
                 "source": candidate.source,
                 "entry_point": candidate.entry_point,
                 "dtype": job.task.dtype,
@@ -285,12 +309,8 @@ class Judge:
         except BaseException:
             runner.close()
             raise
-        build_s = reply.get("build_s")
-        if isinstance(build_s, float) and 0 < build_s <= verdict.stage_s["load"]:
-            verdict.stage_s["build"], verdict.stage_s["load"] = (
-                build_s,
-                round(verdict.stage_s["load"] - build_s, 6),
-            )
+        finally:
+            builds.book(verdict, "load")
         if not reply.get("honest_clock", False):
             verdict.untimed = "speed is not measured in Triton's interpreter"
         return runner
@@ -342,7 +362,7 @@ class Judge:
             return 0.0
         if (device, kind) not in self._launch_costs_ms:
             limits = Limits(memory_bytes=None, open_files=4096, gpu=True)
-            env = runner_environment(self._store.root)
+            env = runner_environment()
             try:
                 with self._zygote("gpu").runner(limits, LAUNCH_MEMORY_BYTES, env=env) as runner:
                     self._launch_costs_ms[device, kind] = launch_cost_ms(runner.call, device, kind)
@@ -352,7 +372,7 @@ class Judge:
                 raise BuildUnavailable(f"an empty call on {device} cannot be timed: {error}") from error
         return self._launch_costs_ms[device, kind]
 
-    def _cover(self, job: Job, candidate: Runner, slot: int, verdict: Draft) -> None:
+    def _cover(self, job: Job, candidate: Runner, slot: int, verdict: Draft, builds: Builds) -> None:
         """Takes the share of device time in the candidate's own kernels. Raises Failure if it has none to
         speak of."""
         with (
@@ -360,7 +380,7 @@ class Judge:
             blamed_on_candidate(candidate, "profiling", job.options.time_s, job.options.memory_bytes),
         ):
             gate = self._gate.shared(job.task.device)
-            report = measure_coverage(candidate.call, slot, job.options.time_s, gate)
+            report = measure_coverage(candidate.call, slot, job.options.time_s, gate, builds.kernels)
         verdict.coverage = report.coverage
         verdict.kernels = [KernelTime(name=k.name[:200], share=k.share, ms=k.ms) for k in report.kernels]
         ruling = judge_coverage(report.coverage, kernels=report.kernels)
@@ -393,14 +413,22 @@ class Judge:
             raise Failure("timeout", f"building took too long: {error}") from error
         return sealed_copy(artifact.path)
 
-    def _time(self, job: Job, reference: Reference, candidate: Runner, trial: Trials, verdict: Draft) -> None:
+    def _time(
+        self,
+        job: Job,
+        reference: Reference,
+        candidate: Runner,
+        trial: Trials,
+        verdict: Draft,
+        builds: Builds,
+    ) -> None:
         options = job.options
         if job.candidate.language == "cpp" and job.task.device == "cpu":
             verdict.coverage = 1.0
         on_gpu = job.task.device != "cpu"
         if options.timing == "none" or verdict.untimed:
             if on_gpu and options.profile:
-                self._cover(job, candidate, trial.slots[0], verdict)
+                self._cover(job, candidate, trial.slots[0], verdict, builds)
             verdict.untimed = verdict.untimed or "speed was not measured"
             return
         waited = time.monotonic()
@@ -453,7 +481,7 @@ class Judge:
                 candidate.close()
         if on_gpu:
             # Last, because a profiler slows every later launch of its process.
-            self._cover(job, candidate, trial.slots[0], verdict)
+            self._cover(job, candidate, trial.slots[0], verdict, builds)
         self._reached(verdict, "timed")
 
 

@@ -7,10 +7,9 @@ the kernels that the build side knows.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,8 +17,6 @@ import torch
 from sandbox.build.triton import CompileReport
 from sandbox.jail import nvml
 from sandbox.jail.device_cuda import (
-    CACHE_VARIABLE,
-    JOBS_VARIABLE,
     SHARE_VARIABLE,
     memory_share,
     physical_index,
@@ -64,10 +61,9 @@ class EagerCall(torch.nn.Module):
 """
 
 
-def runner_environment(cache: Path) -> dict[str, str]:
-    """Variables of a runner on a GPU: the cache of built extensions, and what this process is set to."""
-    settings = {name: os.environ[name] for name in (SHARE_VARIABLE, JOBS_VARIABLE) if name in os.environ}
-    return {CACHE_VARIABLE: str(cache), **settings}
+def runner_environment() -> dict[str, str]:
+    """Variables of a runner on a GPU: what this process is set to."""
+    return {name: os.environ[name] for name in (SHARE_VARIABLE,) if name in os.environ}
 
 
 def device_watch(device: str) -> Callable[[int], str | None] | None:
@@ -92,7 +88,11 @@ def device_watch(device: str) -> Callable[[int], str | None] | None:
 
 
 def measure_coverage(
-    order: Callable[..., Message], slot: int, timeout_s: float, device_in_use: AbstractContextManager[None]
+    order: Callable[..., Message],
+    slot: int,
+    timeout_s: float,
+    device_in_use: AbstractContextManager[None],
+    built: Sequence[OwnKernel] = (),
 ) -> CoverageReport:
     """Profiles one call of the candidate and takes the share of its own kernels.
 
@@ -100,8 +100,10 @@ def measure_coverage(
         order: Sends an order to the candidate's runner and returns the reply, as `Runner.call`.
         slot: Inputs to run on.
         timeout_s: For the profiler's start, and again for the profiled call.
-        device_in_use: Entered for the call alone: the profiler takes seconds to start and milliseconds to run, and only
-            the latter would disturb what others time on the device.
+        device_in_use: Entered for the call alone: the profiler takes seconds to start and milliseconds to
+            run, and only the latter would disturb what others time on the device.
+        built: CUDA kernels in the libraries that were built for the candidate; the process cannot add to
+          them.
 
     Returns:
         The report. `coverage` is None, with the reason in `note`, where the profiler failed or saw nothing.
@@ -117,7 +119,7 @@ def measure_coverage(
         return CoverageReport(coverage=None, kernels=(), note=f"the profiler failed: {str(error)[:300]}")
     try:
         events = [_event(entry) for entry in _list(header, "kernels")]
-        own = [_own(entry) for entry in _list(header, "own")]
+        own = [*map(_own, _list(header, "own")), *built]
         busy_ms = float(header["busy_ms"])
     except (KeyError, TypeError, ValueError) as error:
         return CoverageReport(
@@ -236,8 +238,8 @@ def _event(entry: dict[str, Any]) -> DeviceEvent:
 
 
 def _own(entry: dict[str, Any]) -> OwnKernel:
-    if entry["origin"] not in ("triton", "cuda"):
-        raise ValueError("no such origin")
+    if entry["origin"] != "triton":
+        raise ValueError("only Triton's kernels are known to the process alone")
     return OwnKernel(
         name=str(entry["name"])[:MAX_NAME_CHARS],
         origin=entry["origin"],

@@ -1,0 +1,317 @@
+"""Builds the extension of a `load_inline` call in a compile jail, by the faster of two roads that can.
+
+    fast   the lean precompiled header and the binding of our own (`headers`, `binding.h`): about 4 s
+    plain  PyTorch's whole header and pybind11, as `load_inline` itself would build: about 35 s
+
+A source that asks for pybind11 or the C++ frontend by name takes the plain road at once. One that the fast
+road does not compile is tried on the plain one, unless that would tell the compiler nothing new: the errors
+lie in the candidate's own lines, and neither they nor its macros name what only the whole header declares. So
+both roads give one verdict.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import re
+import shlex
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from sandbox.build import BuildFailed, BuildUnavailable
+from sandbox.build.artifacts import ArtifactStore
+from sandbox.build.cpp import disk_full
+from sandbox.build.cuda import compile_command, kernels_in, link_flags, refusal
+from sandbox.build.extension import CUDA_SUFFIXES, ExtensionRequest
+from sandbox.build.headers import BASE_FLAGS, Headers
+from sandbox.build.locks import build_lock
+from sandbox.build.logs import first_errors
+from sandbox.build.toolchain import Cuda, find_cuda, find_toolchain
+from sandbox.jail.faults import JailMemory, JailTimeout
+from sandbox.jail.limits import Limits
+from sandbox.jail.spawn import Zygote
+from sandbox.verdict.coverage import OwnKernel
+
+Road = Literal["fast", "plain"]
+CPP_MEMORY_BYTES = 4 << 30
+CUDA_MEMORY_BYTES = 10 << 30
+FILE_BYTES = 512 << 20
+_FOREIGN_ERROR = re.compile(
+    r"^\S*sandbox_binding\.(h|cpp):\d+:\d+:|incomplete type|no match for .operator", re.MULTILINE
+)
+"""In the binding, or due to what the whole header may complete."""
+_QUOTED, _NAME, _MACRO = (
+    re.compile(r"'([^']*)'"),
+    re.compile(r"[A-Za-z_]\w*"),
+    re.compile(r"\b[A-Z][A-Z0-9_]{3,}\b"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuiltExtension:
+    """A library ready to be loaded.
+
+    Attributes:
+      path: in the store.
+      module: the name that it must be imported under.
+      road: which road it was built by, now or when it was put into the store.
+      kernels: CUDA kernels in its device code, as evidence of what is the candidate's own.
+      seconds: of this build (0 for one that was there), without one-time steps and waiting for others.
+    """
+
+    path: Path
+    key: str
+    module: str
+    road: Road
+    cached: bool
+    seconds: float
+    kernels: tuple[OwnKernel, ...]
+
+
+class RequesterGrew(RuntimeError):
+    """Whoever asked for the build took too much of something meanwhile; the text says of what."""
+
+
+class ExtensionBuilder:
+    """Builds into one store.
+
+    Args:
+      store: where libraries are looked for and published.
+      zygote: forks the compile jails.
+      scratch: their private directories are made here.
+      arch: the GPU to compile for, such as `sm_90`, or None where CUDA sources are refused.
+      pause: sleeps while another builder is at it; may raise to break off.
+      excess: asked now and then while a compiler runs whether the process that asked for the build takes too
+        much of something; a text ends the build.
+    """
+
+    def __init__(
+        self,
+        *,
+        store: ArtifactStore,
+        zygote: Zygote,
+        scratch: Path,
+        arch: str | None = None,
+        pause: Callable[[float], None] = time.sleep,
+        excess: Callable[[], str | None] = lambda: None,
+    ):
+        self._store, self._zygote, self._scratch, self._arch = store, zygote, scratch, arch
+        self._pause, self._excess = pause, excess
+        self.spent_s = 0.0
+        """Time that compilers have worked for the requests so far, failed ones too; without one-time steps
+        and waiting for others."""
+        self._toolchain = find_toolchain()
+        self._headers = Headers(store, self._toolchain, scratch, pause)
+
+    def build(self, request: ExtensionRequest, timeout_s: float) -> BuiltExtension:
+        """The library of a request, from the store or built now; identical requests are built once.
+
+        Args:
+          timeout_s: for the compilers and the linker together.
+
+        Raises:
+          BuildFailed: the compiler or linker refused, ran out of memory, or CUDA has no place here; the text
+            says so.
+          JailTimeout: it took longer than `timeout_s`.
+          BuildUnavailable: a compiler is missing, or there is no space on the disk.
+          RequesterGrew: as `excess` said.
+        """
+        cuda = self._cuda(request)
+        key = self.key(request)
+        found = self._find(key)
+        if found is None:
+            try:
+                with build_lock(self._store.root / "locks" / key[:3], 2 * timeout_s, self._pause):
+                    found = self._find(key) or self._build(request, key, cuda, timeout_s)
+            except OSError as error:
+                if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                    raise disk_full(self._store, self._scratch) from error
+                raise
+        return found
+
+    def key(self, request: ExtensionRequest) -> str:
+        """The content address of a request on this machine."""
+        cuda = self._cuda(request)
+        tools = [self._toolchain.identity, self._headers.identity]
+        if cuda is not None:
+            tools += [cuda.identity, str(self._arch)]
+        return request.key("extension 1", *tools)
+
+    def _cuda(self, request: ExtensionRequest) -> Cuda | None:
+        if not request.with_cuda:
+            return None
+        if self._arch is None:
+            raise BuildFailed(refusal("cpu") or "")
+        return find_cuda()
+
+    def _find(self, key: str) -> BuiltExtension | None:
+        meta, path = self._store.find(ArtifactStore.key("meta", key)), self._store.find(key)
+        if meta is None or path is None:
+            return None
+        facts = json.loads(meta.read_text())
+        return BuiltExtension(
+            path=path,
+            key=key,
+            module=facts["module"],
+            road=facts["road"],
+            cached=True,
+            seconds=0.0,
+            kernels=tuple(
+                OwnKernel(name=name, origin="cuda", registers=registers)
+                for name, registers in facts["kernels"]
+            ),
+        )
+
+    def _build(
+        self, request: ExtensionRequest, key: str, cuda: Cuda | None, timeout_s: float
+    ) -> BuiltExtension:
+        module, road = request.module_name(key), self._first_road(request)
+        # The one-time step is nobody's build.
+        lean = self._headers.lean(request.cflags, self._zygote) if road == "fast" else None
+        before_s = self.spent_s
+        try:
+            library = self._compile(request, module, key, lean, cuda, timeout_s)
+        except BuildFailed as error:
+            if road == "plain" or not self._plain_may_differ(request, str(error)):
+                raise BuildFailed(first_errors(str(error))) from None
+            road = "plain"
+            left_s = max(0.001, timeout_s - (self.spent_s - before_s))
+            try:
+                library = self._compile(request, module, key, None, cuda, left_s)
+            except BuildFailed as plain_error:
+                raise BuildFailed(first_errors(str(plain_error))) from None
+        kernels = kernels_in(library, self._zygote, self._scratch) if cuda is not None else ()
+        self._publish_meta(key, module, road, kernels)
+        return BuiltExtension(
+            path=library,
+            key=key,
+            module=module,
+            road=road,
+            cached=False,
+            seconds=self.spent_s - before_s,
+            kernels=kernels,
+        )
+
+    def _first_road(self, request: ExtensionRequest) -> Road:
+        return "plain" if request.needs_plain_road or not self._toolchain.fast_binding else "fast"
+
+    def _plain_may_differ(self, request: ExtensionRequest, log: str) -> bool:
+        if _FOREIGN_ERROR.search(log):
+            return True
+        names = set(_MACRO.findall(request.text))
+        for line in log.splitlines():
+            if "error:" in line:
+                names.update(name for quoted in _QUOTED.findall(line) for name in _NAME.findall(quoted))
+        return self._headers.beyond(names, self._zygote)
+
+    def _publish_meta(self, key: str, module: str, road: Road, kernels: tuple[OwnKernel, ...]) -> None:
+        facts = {"module": module, "road": road, "kernels": [[k.name, k.registers] for k in kernels]}
+        with tempfile.NamedTemporaryFile("w", dir=self._scratch) as file:
+            file.write(json.dumps(facts))
+            file.flush()
+            self._store.publish(ArtifactStore.key("meta", key), Path(file.name))
+
+    def _compile(
+        self,
+        request: ExtensionRequest,
+        module: str,
+        key: str,
+        lean: Path | None,
+        cuda: Cuda | None,
+        timeout_s: float,
+    ) -> Path:
+        """Compiles and links on the road that `lean` stands for; returns the published library."""
+        start = time.monotonic()
+        directory = Path(tempfile.mkdtemp(prefix="build-", dir=self._scratch))
+        try:
+            for name, text in request.units(module, fast=lean is not None).items():
+                (directory / name).write_text(text, encoding="utf-8", errors="surrogatepass")
+            script = self._script(request, module, lean, cuda)
+            memory_bytes = CUDA_MEMORY_BYTES if cuda else CPP_MEMORY_BYTES
+            limits = Limits(memory_bytes=memory_bytes, file_bytes=FILE_BYTES)
+            readable = [self._toolchain.libraries.parent, *self._toolchain.includes]
+            readable += [lean] if lean else []
+            readable += [cuda.home] if cuda else []
+            process = self._zygote.execute(
+                ["/bin/sh", "-c", script], limits, memory_bytes, directory, readable=readable
+            )
+            with process:
+                grown: list[str] = []
+                process.watch = lambda _pid: self._requester_grew(grown)
+                try:
+                    end = process.wait(timeout_s)
+                except JailTimeout:
+                    raise JailTimeout(f"the compiler was still busy after {timeout_s:.3g} s") from None
+                except JailMemory as error:
+                    if grown:
+                        raise RequesterGrew(grown[0]) from error
+                    raise BuildFailed(f"the compiler {error}") from error
+                log = process.capture.text()
+                if end.code == 0 and end.signal == 0:
+                    try:
+                        return self._store.publish(key, directory / f"{module}.so")
+                    except OSError as error:
+                        if error.errno in (errno.ENOENT, errno.EINVAL, errno.ELOOP):
+                            raise BuildFailed("the linker left no library") from error
+                        raise
+                if "No space left on device" in log:
+                    raise BuildUnavailable(str(disk_full(self._store, self._scratch)))
+                raise BuildFailed(log.strip() or f"the compiler {end} without a message")
+        finally:
+            self.spent_s += time.monotonic() - start
+            shutil.rmtree(directory, ignore_errors=True)
+
+    def _requester_grew(self, grown: list[str]) -> str | None:
+        excess = self._excess()
+        if excess:
+            grown.append(excess)
+        return excess
+
+    def _script(self, request: ExtensionRequest, module: str, lean: Path | None, cuda: Cuda | None) -> str:
+        """Shell commands: all compilers at once, then the linker."""
+        compiler = self._toolchain.compiler.path
+        name = f"-DTORCH_EXTENSION_NAME={module}"
+        includes = [f"-I{lean}"] if lean else []
+        includes += self._headers.include_flags()
+        if cuda:
+            includes += ["-isystem", str(cuda.home / "include")]
+        lines, waits, logs, objects = [], [], [], []
+        for number, unit in enumerate(request.compiled):
+            target = f"{unit}.o"
+            objects.append(target)
+            if unit.endswith(CUDA_SUFFIXES):
+                assert cuda is not None and self._arch is not None
+                flags = compile_command(cuda, self._arch, compiler, request.cuda_flags)
+                command = [*flags, name, *includes, "-c", unit, "-o", target]
+            else:
+                command = [compiler, name, *BASE_FLAGS, *includes, *request.cflags, "-fmax-errors=20"]
+                command += ["-fdiagnostics-color=never", "-c", unit, "-o", target]
+            lines.append(f"{shlex.join(command)} >{number}.log 2>&1 & p{number}=$!")
+            waits.append(f"wait $p{number} || failed=1")
+            logs.append(f"{number}.log")
+        libraries = self._toolchain.links("c10", *(["c10_cuda"] if cuda else []), "torch_cpu")
+        libraries += self._toolchain.links(*(["torch_cuda"] if cuda else []), "torch", "torch_python")
+        link = [
+            compiler,
+            *objects,
+            "-shared",
+            *request.ldflags,
+            *libraries,
+            *(link_flags(cuda) if cuda else []),
+        ]
+        link += ["-o", f"{module}.so"]
+        return "\n".join(
+            [
+                "failed=0",
+                *lines,
+                *waits,
+                f"cat {' '.join(logs)}",
+                '[ "$failed" = 0 ] || exit 1',
+                f"exec {shlex.join(link)}",
+            ]
+        )
