@@ -103,8 +103,9 @@ def get_config() -> ConfigDict:
         dict(timed_tasks=160, variants_per_task=3, untimed_variants=1, wrong_share=0.2, samples_per_task=4, untimed_samples=1)
     )
     c.sft = ConfigDict(
-        dict(steps=600, batch=16, optimizer="muon", lr=8e-3, warmup=20, weight_decay=0.01, max_tokens=640, clip_norm=1.0, microbatch=8, checkpoint_every=50)
-    )
+        dict(steps=600, batch=16, optimizer="muon", lr=8e-3, warmup=20, weight_decay=0.01, max_tokens=640, clip_norm=1.0,
+             microbatch=8, checkpoint_every=50)
+    )  # fmt: skip
 
     c.rollout = ConfigDict(
         dict(

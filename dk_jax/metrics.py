@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 
-
 class Metrics:
     """Writes scalars of a phase ("corpus", "sft", "rl", "eval") by step."""
 

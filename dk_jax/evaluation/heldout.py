@@ -121,7 +121,11 @@ def save_scores(path: Path, trajectories: Sequence[Trajectory], *, turns: int) -
 
     data = {
         "last_turn": plain(score(trajectories)),
-        "turns": [plain(score([t for t in trajectories if len(t.turns) > u], turn=u)) for u in range(turns) if any(len(t.turns) > u for t in trajectories)],
+        "turns": [
+            plain(score([t for t in trajectories if len(t.turns) > u], turn=u))
+            for u in range(turns)
+            if any(len(t.turns) > u for t in trajectories)
+        ],
         "tasks": {name: plain(score(group)) for name, group in by_task.items()},
     }
     partial = Path(path).with_suffix(".part")

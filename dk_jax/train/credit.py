@@ -22,7 +22,6 @@ from dk_jax.rollout.episode import StepRollouts
 from dk_jax.rollout.trajectory import Trajectory, derive_seed
 from dk_jax.train.batch import Row
 
-
 # Compiled whole: run op by op, each new number of trajectories would compile dozens of tiny programs.
 _returns = jax.jit(discounted_returns, static_argnames="gamma")
 _policy_advantages = jax.jit(policy_advantages)

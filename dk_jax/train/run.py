@@ -14,7 +14,6 @@ checkpoint, skills committed after that checkpoint are rolled back, and verdicts
 
 from __future__ import annotations
 
-import dataclasses
 import fcntl
 import json
 import logging
@@ -24,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 from ml_collections import ConfigDict
 from tqdm import tqdm
 
@@ -34,17 +32,18 @@ from dk_jax.generation.sampler import SamplerConfig, make_sampler
 from dk_jax.metrics import Metrics
 from dk_jax.models.config import AGENTS
 from dk_jax.models.lora import combine
+from dk_jax.rollout.digest import rollout_metrics, skill_usage
 from dk_jax.rollout.episode import Speaker, StepRollouts, collect, task_view
 from dk_jax.rollout.judge import Journal
-from dk_jax.rollout.trajectory import Trajectory, load_trajectories, save_trajectories
+from dk_jax.rollout.trajectory import load_trajectories, save_trajectories
 from dk_jax.rollout.verify import Verifier
 from dk_jax.sft import training as sft
-from dk_jax.sft.corpus import CorpusConfig, choose_all, judge_all, judge_untimed
-from dk_jax.sft.samples import SampleConfig, load_kernels, make_samples, save_kernels, to_row
+from dk_jax.sft.samples import JudgedKernel, Sample, to_row
 from dk_jax.skills.library import SkillLibrary
 from dk_jax.train import setup
-from dk_jax.train.credit import assign
 from dk_jax.train.batch import microbatches
+from dk_jax.train.cold_start import ColdStartData
+from dk_jax.train.credit import assign
 from dk_jax.train.state import Checkpoints, TrainState
 from dk_jax.train.update import LossConfig, Updater, make_optimizer, on_one_device, replicated
 
@@ -76,6 +75,7 @@ class Run:
             t.name: task_view(t, language=cfg.sandbox.language, form=cfg.sandbox.form)
             for t in (*self.tasks.train, *self.tasks.held_out, *self.tasks.generated)
         }
+        self.data = ColdStartData(cfg, self.tasks, self.workdir / "corpus.jsonl")
         self.metrics = Metrics(self.workdir)
         self.library = SkillLibrary(self.workdir / "library.sqlite")
         self.rollout_config = setup.rollout_config(cfg)
@@ -93,56 +93,24 @@ class Run:
 
     # --- corpus and codec -------------------------------------------------------------------------------------------
 
-    def corpus(self):
+    def corpus(self) -> list[JudgedKernel]:
         """Judged kernels of the cold start: read back, or generated and judged now."""
-        path = self.workdir / "corpus.jsonl"
-        if path.exists():
-            return load_kernels(path)
         started = time.monotonic()
-        chosen = self._chosen()
-        with tqdm(total=len(chosen), desc="judging the corpus", unit="kernel") as bar:
-            kernels, counts = judge_all(chosen, self.judge("corpus"), progress=bar.update)
-        save_kernels(path, kernels)
-        (self.workdir / "journal_corpus.jsonl").unlink(missing_ok=True)
-        self.metrics.scalars("corpus", 0, {**counts, "seconds": time.monotonic() - started})
+        kernels, counts = self.data.kernels(lambda: self.judge("corpus"))
+        if counts:
+            (self.workdir / "journal_corpus.jsonl").unlink(missing_ok=True)
+            self.metrics.scalars("corpus", 0, {**counts, "seconds": time.monotonic() - started})
         return kernels
 
     def check_corpus(self) -> Path:
-        """Judges the part of the corpus that is never timed, and returns the journal of these verdicts.
-
-        For a machine without the accelerator: Triton's interpreter says whether a kernel is right, compilation ahead of time
-        whether it would build. A run with the same tasks and seed that finds the journal in its workdir takes the verdicts over.
-        """
-        chosen = self._chosen()
+        """Judges the part of the corpus that is never timed; returns the journal of these verdicts (see ColdStartData.check)."""
         judge = self.judge("corpus")
-        with tqdm(total=sum(not c.timed for c in chosen), desc="checking the corpus", unit="kernel") as bar:
-            judge_untimed(chosen, judge, progress=bar.update)
+        self.data.check(judge)
         return judge.journal.path
 
-    def _chosen(self):
-        variants, _ = setup.kernel_variants(self.cfg.sandbox.language)
-        tasks = (*self.tasks.train, *self.tasks.generated)
-        c = self.cfg.corpus
-        config = CorpusConfig(
-            timed_tasks=c.timed_tasks or len(tasks),
-            variants_per_task=c.variants_per_task,
-            untimed_variants=c.untimed_variants,
-            wrong_share=c.wrong_share,
-        )
-        return choose_all(tasks, variants, config=config, seed=self.cfg.seed)
-
-    def samples(self):
+    def samples(self) -> list[Sample]:
         """The cold start's samples, the same for the same corpus and config."""
-        _, topics = setup.kernel_variants(self.cfg.sandbox.language)
-        config = SampleConfig(
-            style=self.cfg.style,
-            samples_per_task=self.cfg.corpus.samples_per_task,
-            untimed_samples=self.cfg.corpus.untimed_samples,
-            wrong_share=self.cfg.corpus.wrong_share,
-            max_skills=self.cfg.rollout.max_skills,
-            headers=self.cfg.rollout.headers,
-        )
-        return make_samples(self.views, self.corpus(), topics(), config=config, seed=self.cfg.seed)
+        return self.data.samples(self.views, self.corpus())
 
     @property
     def model(self) -> setup.Model:
@@ -364,23 +332,8 @@ class Run:
         return TrainState(step=state.step + 1, trainable=trainable, opt_state=opt_state, record=record), metrics
 
     def _stage_usage(self, rollouts: StepRollouts) -> None:
-        """Counts what was shown and selected, and stages each selected skill's effect against the task's null scheme."""
-        null = self.cfg.rollout.selections
-        speed: dict[tuple[str, int], list[float]] = {}
-        for t in rollouts.of("policy"):
-            best = t.best
-            speed.setdefault((t.task, t.scheme), []).append(best.verdict.speedup if best is not None else 0.0)
-        floor = self.cfg.skills.fail_speedup
-
-        def log_speed(key: tuple[str, int]) -> float:
-            return float(np.mean([np.log(max(s, floor)) for s in speed[key]]))
-
-        for t in rollouts.of("selection"):
-            for name in t.shown:
-                self.library.use(self.library.get(name).id, shown=1)
-            for name in t.skills:
-                effect = log_speed((t.task, t.scheme)) - log_speed((t.task, null))
-                self.library.use(self.library.get(name).id, selected=1, log_effects=[effect])
+        for name, use in skill_usage(rollouts, null=self.cfg.rollout.selections, floor=self.cfg.skills.fail_speedup):
+            self.library.use(self.library.get(name).id, **use)
 
     def _log_examples(self, step: int, rollouts: StepRollouts) -> None:
         best = max(rollouts.of("policy"), key=lambda t: t.best.verdict.speedup if t.best else 0.0)
@@ -432,28 +385,3 @@ class Run:
         checkpoints.save(state)
         self.metrics.scalars("rl", state.step, metrics)
         return metrics
-
-
-def rollout_metrics(rollouts: StepRollouts) -> dict[str, float]:
-    """What one step's policy rollouts were worth, and how they went."""
-    policy: list[Trajectory] = [t for t in rollouts.of("policy") if t.rewards]
-    verdicts = [v for t in policy for v in t.verdicts]
-    first = [t.verdicts[0] for t in policy]
-    speedups = [v.speedup if v.correct else 0.0 for v in verdicts]
-    proposals = rollouts.proposals
-    return {
-        "reward": float(np.mean([max(t.rewards) for t in policy])),
-        "compiled": float(np.mean([v.compiled for v in verdicts])),
-        "correct": float(np.mean([v.correct for v in verdicts])),
-        "correct_first_turn": float(np.mean([v.correct for v in first])),
-        "speedup": float(np.mean(speedups)),
-        "fast_1": float(np.mean([s >= 1.0 for s in speedups])),
-        "fast_1.5": float(np.mean([s >= 1.5 for s in speedups])),
-        "noisy": float(np.mean([v.noisy for v in verdicts])),
-        "distinct": len({turn.source for t in policy for turn in t.turns if turn.source}) / max(len(verdicts), 1),
-        "truncated": float(np.mean([turn.stop != "eos" for t in policy for turn in t.turns])),
-        "proposals": float(len(proposals)),
-        "proposals_accepted": float(sum(p.accepted for p in proposals)),
-    }
-
-

@@ -20,8 +20,8 @@ from dk_jax.models import (
     trainable_mask,
 )
 from dk_jax.models import hidden_states as eager_hidden_states
-from dk_jax.models.backbone import prefill
 from dk_jax.models import token_log_probs as eager_token_log_probs
+from dk_jax.models.backbone import prefill
 
 TINY = BackboneConfig(
     family="qwen3", vocab_size=61, d_model=32, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=8, d_ff=48

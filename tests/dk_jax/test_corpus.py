@@ -8,11 +8,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from dk_jax.rollout.episode import task_view
 from dk_jax.rollout.trajectory import Verdict
 from dk_jax.sft.corpus import CorpusConfig, choose, choose_all, judge_all
 from dk_jax.sft.samples import SampleConfig, load_kernels, make_samples, save_kernels
 from dk_jax.sft.skill_topics import skill_catalogue
-from dk_jax.rollout.episode import task_view
 from dk_jax.tasks.builtin import builtin_suite
 
 
@@ -101,7 +101,8 @@ def test_only_the_first_tasks_are_timed_and_the_others_get_fewer_kernels():
 def test_a_verdict_against_the_intent_is_counted_and_no_correct_kernel_at_all_is_an_error():
     config = CorpusConfig(timed_tasks=1, variants_per_task=1, untimed_variants=1, wrong_share=0.0)
     task = [SimpleNamespace(name="t")]
-    chosen = choose_all(task, lambda _: [Kernel("off by one", frozenset(), "good"), Kernel("plain", frozenset({"x"}))], config=dataclasses.replace(config, variants_per_task=2), seed=0)
+    variants = [Kernel("off by one", frozenset(), "good"), Kernel("plain", frozenset({"x"}))]
+    chosen = choose_all(task, lambda _: variants, config=dataclasses.replace(config, variants_per_task=2), seed=0)
     _, counts = judge_all(chosen, Judge())
     assert counts["surprises"] == 1 and counts["kernels"] == 2
     with pytest.raises(RuntimeError, match="none of 1 generated kernels was judged correct"):

@@ -1,0 +1,76 @@
+"""What the cold start is trained on: the judged corpus of a run and the samples made of it, by config."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ml_collections import ConfigDict
+from tqdm import tqdm
+
+from dk_jax.agents.text import TaskView
+from dk_jax.sft.corpus import Chosen, CorpusConfig, choose_all, judge_all, judge_untimed
+from dk_jax.sft.samples import JudgedKernel, Sample, SampleConfig, load_kernels, make_samples, save_kernels
+from dk_jax.train import setup
+
+
+@dataclasses.dataclass(frozen=True)
+class ColdStartData:
+    """Corpus and samples of one run.
+
+    Attributes:
+        cfg: the recipe.
+        tasks: its tasks; kernels are made for those that train and for all generated ones.
+        path: the file of judged kernels.
+    """
+
+    cfg: ConfigDict
+    tasks: setup.TaskSets
+    path: Path
+
+    def kernels(self, make_judge: Callable[[], Any]) -> tuple[list[JudgedKernel], dict[str, int]]:
+        """Judged kernels, read back or generated and judged now, and in the latter case the counts of `judge_all`."""
+        if self.path.exists():
+            return load_kernels(self.path), {}
+        chosen = self._chosen()
+        with tqdm(total=len(chosen), desc="judging the corpus", unit="kernel") as bar:
+            kernels, counts = judge_all(chosen, make_judge(), progress=bar.update)
+        save_kernels(self.path, kernels)
+        return kernels, counts
+
+    def check(self, judge: Any) -> None:
+        """Judges the part of the corpus that is never timed; the verdicts stay in the judge's journal.
+
+        For a machine without the accelerator: Triton's interpreter says whether a kernel is right, compilation ahead of time
+        whether it would build. A run with the same tasks and seed that finds the journal in its workdir takes the verdicts over.
+        """
+        chosen = self._chosen()
+        with tqdm(total=sum(not c.timed for c in chosen), desc="checking the corpus", unit="kernel") as bar:
+            judge_untimed(chosen, judge, progress=bar.update)
+
+    def _chosen(self) -> list[Chosen]:
+        variants, _ = setup.kernel_variants(self.cfg.sandbox.language)
+        tasks = (*self.tasks.train, *self.tasks.generated)
+        c = self.cfg.corpus
+        config = CorpusConfig(
+            timed_tasks=c.timed_tasks or len(tasks),
+            variants_per_task=c.variants_per_task,
+            untimed_variants=c.untimed_variants,
+            wrong_share=c.wrong_share,
+        )
+        return choose_all(tasks, variants, config=config, seed=self.cfg.seed)
+
+    def samples(self, views: Mapping[str, TaskView], kernels: Sequence[JudgedKernel]) -> list[Sample]:
+        """The samples, the same for the same kernels and config."""
+        _, topics = setup.kernel_variants(self.cfg.sandbox.language)
+        config = SampleConfig(
+            style=self.cfg.style,
+            samples_per_task=self.cfg.corpus.samples_per_task,
+            untimed_samples=self.cfg.corpus.untimed_samples,
+            wrong_share=self.cfg.corpus.wrong_share,
+            max_skills=self.cfg.rollout.max_skills,
+            headers=self.cfg.rollout.headers,
+        )
+        return make_samples(dict(views), kernels, topics(), config=config, seed=self.cfg.seed)
