@@ -17,7 +17,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from sandbox.client import SandboxBusy, SandboxClient, SandboxRejected, SandboxUnavailable
-from sandbox.jail.confine import LEVELS
+from sandbox.jail.plan import LEVELS
 from sandbox.protocol import Candidate, EvaluationResult, Options, TaskSpec
 
 START_S = 120.0
@@ -30,7 +30,7 @@ class UsageError(RuntimeError):
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns the exit status (0 whenever a verdict was reached, whatever it is)."""
     arguments = _parser().parse_args(argv)
-    # A shell starts background commands with SIGINT ignored; Ctrl-C and its kin must still end this one cleanly.
+    # A shell starts background commands with SIGINT ignored; Ctrl-C and its kin must still end this cleanly.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         return arguments.run(arguments)
@@ -162,9 +162,19 @@ def _eval(arguments: argparse.Namespace) -> int:
         _server(arguments, device) as socket_path,
         SandboxClient(socket_path, retry_for_s=START_S) as sandbox,
     ):
+        if arguments.socket is not None and arguments.isolation is not None:
+            _check_level(sandbox.health().level, arguments)
         [result] = sandbox.evaluate(task, [candidate], options)
     print(result.model_dump_json(indent=2) if arguments.json else readable(result, arguments))
     return 0 if result.outcome != "infra_error" else 3
+
+
+def _check_level(level: str, arguments: argparse.Namespace) -> None:
+    if level not in LEVELS[: LEVELS.index(arguments.isolation) + 1]:
+        raise UsageError(
+            f"--isolation {arguments.isolation}: the server on {arguments.socket} runs at level {level}; "
+            "use another server, or leave --socket out"
+        )
 
 
 def _read(path: Path) -> str:

@@ -16,7 +16,7 @@ from sandbox.build import BuildUnavailable
 from sandbox.build.cpp import find_compiler
 from sandbox.jail import landlock, seccomp
 from sandbox.jail.cgroup import Cgroups, NoCgroups
-from sandbox.jail.confine import LEVELS
+from sandbox.jail.plan import LEVELS
 from sandbox.jail.probe import IsolationError, isolation, offered
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from sandbox.build import BuildUnavailable
 from sandbox.build.cpp import COMPILE_FLAGS, LINK_FLAGS, find_compiler
 from sandbox.build.signature import RULE
-from sandbox.jail.confine import Level
+from sandbox.jail.plan import Level
 from sandbox.jail.probe import IsolationError, choose
 from sandbox.protocol import (
     MAX_CANDIDATES,

@@ -17,7 +17,7 @@ from typing import Any
 
 import sandbox
 from sandbox.gate import Gate
-from sandbox.jail.confine import Level
+from sandbox.jail.plan import Level
 
 log = logging.getLogger("sandbox.workers")
 PATIENCE_S = 0.25

@@ -52,8 +52,8 @@ def missing() -> list[str]:
 def restrict(readable: Sequence[str], writable: Sequence[str]) -> None:
     """Leaves this process, for good, reading and executing below `readable`, and everything below `writable`.
 
-    Paths that do not exist are passed over. TCP is forbidden altogether; so are, where the kernel can, signals
-    to processes and abstract sockets outside. no_new_privs must be set.
+    Paths that do not exist are passed over. TCP is forbidden altogether; so are, where the kernel can,
+    signals to processes and abstract sockets outside. no_new_privs must be set.
 
     Raises:
       OSError: the kernel has no Landlock, or refuses.
@@ -95,7 +95,8 @@ def _allow(handle: int, path: str, rights: int) -> None:
             rights &= OF_FILES
         rule = _PathBeneath(rights, fd)
         checked(
-            f"landlock_add_rule {path}", libc.syscall(ADD_RULE, handle, RULE_PATH_BENEATH, ctypes.byref(rule), 0)
+            f"landlock_add_rule {path}",
+            libc.syscall(ADD_RULE, handle, RULE_PATH_BENEATH, ctypes.byref(rule), 0),
         )
     finally:
         os.close(fd)

@@ -18,6 +18,7 @@ from pathlib import Path
 import sandbox
 from sandbox.jail import confine, landlock
 from sandbox.jail.limits import Limits
+from sandbox.jail.plan import LEVELS, Host, JailSetupError, Level, Plan
 
 TRY_S = 60.0
 CHECK = """
@@ -38,7 +39,7 @@ class IsolationError(RuntimeError):
 class Isolation:
     """A level, what it consists of on this host, and what a stricter one would add."""
 
-    name: confine.Level
+    name: Level
     features: tuple[str, ...]
     missing: tuple[str, ...]
 
@@ -62,9 +63,9 @@ class Offer:
     landlock_missing: tuple[str, ...]
 
     @property
-    def best(self) -> confine.Level:
+    def best(self) -> Level:
         """The strictest level that works, or "none", which `choose` takes only when it is asked for."""
-        return next((level for level in confine.LEVELS if not self.problems[level]), "none")
+        return next((level for level in LEVELS if not self.problems[level]), "none")
 
 
 @functools.cache
@@ -85,11 +86,13 @@ def offered() -> Offer:
             facts = json.loads(done.stdout)
         except (OSError, subprocess.SubprocessError, ValueError) as error:
             text = getattr(error, "stderr", "") or ""
-            raise IsolationError(f"the isolation of this host cannot be tried: {error} {text[-500:]}") from error
+            raise IsolationError(
+                f"the isolation of this host cannot be tried: {error} {text[-500:]}"
+            ) from error
     return Offer(**{**facts, "landlock_missing": tuple(facts["landlock_missing"])})
 
 
-def choose(asked: str | None = None) -> confine.Level:
+def choose(asked: str | None = None) -> Level:
     """The level to run at: the one asked for, or the best.
 
     Raises:
@@ -104,8 +107,8 @@ def choose(asked: str | None = None) -> confine.Level:
             f"standard: {offer.problems['standard']}. Use another host or container settings, or accept the "
             "risk with --isolation none"
         )
-    if asked not in confine.LEVELS:
-        raise IsolationError(f"--isolation {asked}: use {', '.join(confine.LEVELS)}")
+    if asked not in LEVELS:
+        raise IsolationError(f"--isolation {asked}: use {', '.join(LEVELS)}")
     if offer.problems[asked]:
         raise IsolationError(
             f"--isolation {asked} cannot be had here: {offer.problems[asked]}; the best here is {offer.best}"
@@ -148,14 +151,16 @@ def isolation(level: str | None = None) -> Isolation:
     else:
         reason = offer.problems["strict"]
         missing.append(f"{walls} ({reason})" if reason else f"{walls} (offered here: --isolation strict)")
+        if chosen == "standard" and os.path.exists("/dev/nvidiactl"):
+            missing.append("/dev and /proc of their own for runners on a GPU")
     return Isolation(name=chosen, features=tuple(features), missing=tuple(missing))
 
 
 def _try_all(directory: str) -> Offer:
     os.chmod(directory, 0o711)
-    host = confine.Host.find(tempfile.mkdtemp(dir=directory))
+    host = Host.find(tempfile.mkdtemp(dir=directory))
     problems, own_user, capable = {}, {}, {}
-    for level in confine.LEVELS:
+    for level in LEVELS:
         problems[level], said = _try(level, host, tempfile.mkdtemp(dir=directory))
         user, powerless = said.split() if not problems[level] else (os.getuid(), "True")
         # Inside its namespace every jail's user has the same number.
@@ -170,20 +175,22 @@ def _try_all(directory: str) -> Offer:
     )
 
 
-def _try(level: confine.Level, host: confine.Host, private: str) -> tuple[str, str]:
+def _try(level: Level, host: Host, private: str) -> tuple[str, str]:
     """Why a jail of a level cannot be entered and used, or an empty string; and what was printed in it."""
     limits = Limits(memory_bytes=1 << 30)
-    plan = confine.Plan(level=level, directory=private, on_disk=False, limits=limits, memory_bytes=1 << 30)
+    plan = Plan(level=level, directory=private, on_disk=False, limits=limits, memory_bytes=1 << 30)
     read_end, write_end = os.pipe()
 
     def run() -> None:
         os.dup2(write_end, 1)
         os.dup2(write_end, 2)
-        os.execve(sys.executable, [sys.executable, "-I", "-S", "-c", CHECK], {"PATH": os.environ.get("PATH", "")})
+        os.execve(
+            sys.executable, [sys.executable, "-I", "-S", "-c", CHECK], {"PATH": os.environ.get("PATH", "")}
+        )
 
     try:
         jail = confine.launch(plan, host, run)
-    except confine.JailSetupError as error:
+    except JailSetupError as error:
         return str(error), ""
     finally:
         os.close(write_end)

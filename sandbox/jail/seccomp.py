@@ -23,7 +23,15 @@ ALLOW, KILL_PROCESS, ERRNO = 0x7FFF_0000, 0x8000_0000, 0x0005_0000
 DENIED = ERRNO | errno.EPERM
 Step = tuple[int, int, int, int]
 """One instruction: code, steps to skip if true, steps to skip if false, operand."""
-LOAD_WORD, JUMP_EQUAL, JUMP_GREATER, JUMP_AT_LEAST, JUMP_ANY_BIT, AND, RETURN = 0x20, 0x15, 0x25, 0x35, 0x45, 0x54, 0x06
+LOAD_WORD, JUMP_EQUAL, JUMP_GREATER, JUMP_AT_LEAST, JUMP_ANY_BIT, AND, RETURN = (
+    0x20,
+    0x15,
+    0x25,
+    0x35,
+    0x45,
+    0x54,
+    0x06,
+)
 NUMBER_OFFSET, ARCHITECTURE_OFFSET, ARGUMENTS_OFFSET = 0, 4, 16
 ARCHITECTURES = {"x86_64": 0xC000_003E, "aarch64": 0xC000_00B7}
 X32_BIT = 0x4000_0000
@@ -159,8 +167,8 @@ def install(*, own_network: bool, signals_to: int | None, may_change_modes: bool
     """Puts the filter on this process and its future children, for good. no_new_privs must be set.
 
     Args:
-      own_network: the process has a network namespace and a file system of its own, so that local sockets lead
-        nowhere; without, no socket can be made but a connected pair.
+      own_network: the process has a network namespace and a file system of its own, so that local sockets
+        lead nowhere; without, no socket can be made but a connected pair.
       signals_to: the only process that signals may go to, or None where something else bounds them.
       may_change_modes: without, changing a file's mode does nothing and reports success (linkers and copying
         programs ask for it), and changing extended attributes fails.

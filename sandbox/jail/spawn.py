@@ -23,10 +23,10 @@ from pathlib import Path
 
 import sandbox
 from sandbox.jail.capture import Capture
-from sandbox.jail.confine import Level, Plan
 from sandbox.jail.faults import Exit, JailDied, JailMemory, JailReply, JailTimeout, ZygoteLost
 from sandbox.jail.frames import Channel, ChannelClosed, FrameError, Message, make_pair
 from sandbox.jail.limits import Limits
+from sandbox.jail.plan import Level, Plan
 from sandbox.jail.probe import choose
 from sandbox.jail.processes import jail_bytes, kill_group
 

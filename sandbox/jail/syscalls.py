@@ -95,7 +95,9 @@ def fork_into(namespaces: int) -> int:
         raise OSError(f"clone: system calls of {platform.machine()} are not known here")
     python = ctypes.pythonapi
     python.PyOS_BeforeFork()
-    pid = _holding_the_lock.syscall(table["clone"], ctypes.c_long(namespaces | signal.SIGCHLD), *[ctypes.c_long(0)] * 4)
+    pid = _holding_the_lock.syscall(
+        table["clone"], ctypes.c_long(namespaces | signal.SIGCHLD), *[ctypes.c_long(0)] * 4
+    )
     code = ctypes.get_errno()
     if pid == 0:
         python.PyOS_AfterFork_Child()
@@ -155,7 +157,7 @@ def bound_capabilities(mask: int) -> None:
 
 
 def set_capabilities(mask: int) -> None:
-    """Makes `mask` the permitted, effective, inheritable and ambient capabilities, and gives up all others."""
+    """Makes `mask` the permitted, effective, inheritable and ambient capabilities; gives up all others."""
     prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL)
     low, high = mask & 0xFFFF_FFFF, mask >> 32
     header = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION_3, 0)

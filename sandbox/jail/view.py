@@ -109,7 +109,9 @@ def _python_trees() -> Iterator[str]:
 
 
 def _looks_installed(entry: str) -> bool:
-    return os.path.basename(entry) in ("site-packages", "dist-packages", "lib-dynload") or entry.endswith(".zip")
+    return os.path.basename(entry) in ("site-packages", "dist-packages", "lib-dynload") or entry.endswith(
+        ".zip"
+    )
 
 
 def _tool_trees() -> Iterator[str]:

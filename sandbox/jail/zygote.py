@@ -9,7 +9,7 @@ the modules and then serves requests on FD, a SOCK_SEQPACKET socket:
 
 and answers {"event": "started", "ticket", "pid"} or {"event": "refused", "ticket", "error"}, and later
 {"event": "exit", "pid", "code", "signal", "peak_bytes", "out_of_memory"}. `plan` holds the fields of
-`sandbox.jail.confine.Plan`; the pid is that of the jail's supervisor.
+`sandbox.jail.plan.Plan`; the pid is that of the jail's supervisor.
 Each child leads a session of its own. When it ends, or is killed, everything that descends from it is
 killed too: the zygote is a subreaper, so what outlives a supervisor becomes its child and is found there.
 The zygote runs one thread and never a parallel operation: a forked libgomp would hang.
@@ -31,6 +31,7 @@ from typing import Any
 
 from sandbox.jail import confine, syscalls
 from sandbox.jail.limits import Limits
+from sandbox.jail.plan import Host, JailSetupError, Plan
 from sandbox.jail.processes import end_descendants
 
 MAX_REQUEST_BYTES = 128 * 1024
@@ -51,7 +52,7 @@ def main(arguments: list[str]) -> None:
     shared = tuple(os.environ[name] for name in SHARED_VARIABLES if name in os.environ)
     for directory in shared:
         _open_to_all(directory)
-    host = confine.Host.find(tempfile.mkdtemp(prefix="root-", dir=os.getcwd()), shared)
+    host = Host.find(tempfile.mkdtemp(prefix="root-", dir=os.getcwd()), shared)
     threads = len(os.listdir("/proc/self/task"))
     if threads != 1:
         raise SystemExit(f"the zygote has {threads} threads after its imports; children would hang")
@@ -74,7 +75,7 @@ def _open_to_all(directory: str) -> None:
 class Server:
     """Carries out the requests on `control`; holds the jails that run."""
 
-    def __init__(self, control: socket.socket, host: confine.Host):
+    def __init__(self, control: socket.socket, host: Host):
         self._control, self._host = control, host
         self._jails: dict[int, confine.Jail] = {}
         self._doomed: dict[int, float] = {}
@@ -110,7 +111,7 @@ class Server:
             return
         try:
             jail = self._start(request, fds)
-        except confine.JailSetupError as error:
+        except JailSetupError as error:
             end_descendants({jail.supervisor for jail in self._jails.values()})
             answer = {"event": "refused", "ticket": request["ticket"], "error": str(error)}
         else:
@@ -124,9 +125,7 @@ class Server:
 
     def _start(self, request: dict[str, Any], fds: list[int]) -> confine.Jail:
         fields = request["plan"]
-        plan = confine.Plan(
-            **{**fields, "limits": Limits(**fields["limits"]), "readable": tuple(fields["readable"])}
-        )
+        plan = Plan(**{**fields, "limits": Limits(**fields["limits"]), "readable": tuple(fields["readable"])})
 
         def run() -> None:
             self._control.close()

@@ -26,9 +26,9 @@ from sandbox.build.artifacts import ArtifactStore, sealed_copy
 from sandbox.build.cpp import build_kernel, disk_full
 from sandbox.build.roads import ExtensionBuilder
 from sandbox.build.triton import CompileReport
-from sandbox.jail.confine import Level
 from sandbox.jail.faults import JailError, JailTimeout, ZygoteLost
 from sandbox.jail.limits import Limits
+from sandbox.jail.plan import Level
 from sandbox.jail.spawn import Runner, Zygote
 from sandbox.jail.tensors import pack
 from sandbox.oracle.admission import admission_problem

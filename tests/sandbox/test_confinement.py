@@ -1,7 +1,7 @@
 """Hostile runners at each isolation level: what each tries must fail, and honest candidates must still work.
 
-Every attack that can be made by an ordinary process is first seen to succeed at level none, so that its failure
-at the other levels says something.
+Every attack that can be made by an ordinary process is first seen to succeed at level none, so that its
+failure at the other levels says something.
 """
 
 from __future__ import annotations
@@ -31,7 +31,16 @@ from sandbox.oracle.draft import Job
 from sandbox.oracle.evaluate import Judge
 from sandbox.protocol import Options, TaskSpec
 from sandbox.settings import SettingsError, make_scratch, make_settings
-from tests.sandbox.helpers import ADD_BIAS, GOOD_BODY, ROOT, eventually, kernel, module, python_module
+from tests.sandbox.helpers import (
+    ADD_BIAS,
+    GOOD_BODY,
+    ROOT,
+    eventually,
+    kernel,
+    module,
+    python_module,
+    running_server,
+)
 
 MEMORY_BYTES = 1 << 30
 LIMITS = Limits(memory_bytes=MEMORY_BYTES)
@@ -73,7 +82,7 @@ def zygote(request, zygotes):
 
 @pytest.fixture(scope="module")
 def outside():
-    """What lies outside every jail: a readable secret, listening sockets, a process, another program's word."""
+    """What lies outside every jail: a readable secret, listening sockets, a process."""
     with tempfile.TemporaryDirectory(prefix="outside-") as name:
         folder = Path(name)
         folder.chmod(0o755)
@@ -190,9 +199,15 @@ ROOT_ATTACKS = {
         "check(libc.syscall(number, VICTIM, ctypes.byref(span), 1, ctypes.byref(span), 1, 0))"
     ),
     "attaching to another process": "check(libc.ptrace(16, VICTIM, 0, 0))",
-    "a handle to any file": "check(libc.syscall(304 if os.uname().machine == 'x86_64' else 265, -100, b'0' * 64, 0))",
+    "a handle to any file": (
+        "number = 304 if os.uname().machine == 'x86_64' else 265\n"
+        "check(libc.syscall(number, -100, b'0' * 64, 0))"
+    ),
     "a ring of calls": "check(libc.syscall(425, 8, b'\\0' * 120))",
-    "a kernel program": "check(libc.syscall(321 if os.uname().machine == 'x86_64' else 280, 0, b'\\0' * 64, 64))",
+    "a kernel program": (
+        "number = 321 if os.uname().machine == 'x86_64' else 280\n"
+        "check(libc.syscall(number, 0, b'\\0' * 64, 64))"
+    ),
     "a performance counter": (
         "number = 298 if os.uname().machine == 'x86_64' else 241\n"
         "check(libc.syscall(number, b'\\0' * 120, 0, -1, -1, 0))"
@@ -236,18 +251,21 @@ def test_a_view_shows_no_more_of_a_home_than_what_leads_to_python(zygotes, outsi
 def test_the_checkout_shows_the_package_alone(zygotes, outside):
     outcome = attempt(zygotes("strict"), "return sorted(os.listdir(ROOT))", outside)
     shown = set(re.findall(r"'([^']*)'", outcome))
-    inside = {Path(p).relative_to(ROOT).parts[0] for p in (sys.prefix, sys.base_prefix) if p.startswith(f"{ROOT}/")}
+    inside = {
+        Path(p).relative_to(ROOT).parts[0] for p in (sys.prefix, sys.base_prefix) if p.startswith(f"{ROOT}/")
+    }
     assert shown == {"sandbox"} | inside, outcome
 
 
 def test_a_view_holds_no_accounts_of_the_host(zygotes, outside):
-    outcome = attempt(zygotes("strict"), "return open('/etc/passwd').read().splitlines(), os.listdir('/proc/self/ns')", outside)
+    outcome = attempt(zygotes("strict"), "return open('/etc/passwd').read().splitlines()", outside)
     assert "user:x:1000" in outcome and "root:" not in outcome
 
 
 def test_names_and_environment_tell_nothing(zygote):
     code = """
-        texts = {name: open(f'/proc/self/{name}').read().strip('\\0\\n') for name in ('cmdline', 'environ', 'comm')}
+        names = ('cmdline', 'environ', 'comm')
+        texts = {name: open(f'/proc/self/{name}').read().strip('\\0\\n') for name in names}
         return texts, sorted(os.environ), sys.argv[1:]
     """
     outcome = attempt(zygote, code, {})
@@ -460,7 +478,12 @@ def test_where_namespaces_are_forbidden_the_next_lower_level_is_found_and_report
     offered_or_skip("standard")
     done = subprocess.run(
         [sys.executable, "-m", "sandbox", "doctor"],
-        cwd=ROOT, preexec_fn=no_namespaces, capture_output=True, text=True, timeout=120, env={**os.environ, "TMPDIR": str(tmp_path)},
+        cwd=ROOT,
+        preexec_fn=no_namespaces,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
     )
     assert "isolation level: standard (the default here)" in done.stdout, done.stdout + done.stderr
     assert re.search(r"isolation strict\s+cannot be had: .*Operation not permitted", done.stdout)
@@ -468,15 +491,60 @@ def test_where_namespaces_are_forbidden_the_next_lower_level_is_found_and_report
 
 
 def test_a_server_does_not_start_below_the_level_asked_for(monkeypatch):
-    poor = replace(probe.offered(), problems={"strict": "mount: refused", "standard": "Landlock is off", "none": ""})
+    poor = replace(
+        probe.offered(), problems={"strict": "mount: refused", "standard": "Landlock is off", "none": ""}
+    )
     monkeypatch.setattr(probe, "offered", lambda: poor)
-    with pytest.raises(SettingsError, match="strict cannot be had here: mount: refused; the best here is none"):
+    with pytest.raises(
+        SettingsError, match="strict cannot be had here: mount: refused; the best here is none"
+    ):
         make_settings(device="cpu", isolation="strict")
     with pytest.raises(SettingsError, match="mount: refused.*Landlock is off.*--isolation none"):
         make_settings(device="cpu")
     assert make_settings(device="cpu", isolation="none").isolation == "none"
     level = probe.isolation("none")
     assert level.name == "none" and any("mount: refused" in text for text in level.missing)
+
+
+def test_a_server_says_at_which_level_it_runs(short_dir):
+    offered_or_skip("standard")
+    with running_server(short_dir, "--workers", "1", "--isolation", "standard") as server:
+        with server.client() as client:
+            health = client.health()
+        level = probe.isolation("standard")
+        assert (health.level, health.features, health.missing) == (
+            "standard",
+            [*level.features],
+            [*level.missing],
+        )
+        (short_dir / "task.py").write_text(ADD_BIAS)
+        (short_dir / "good.cpp").write_text(kernel(GOOD_BODY).source)
+        files = ["--task", f"{short_dir}/task.py", "--candidate", f"{short_dir}/good.cpp", "--timing", "none"]
+        command = [
+            sys.executable,
+            "-m",
+            "sandbox",
+            "eval",
+            *files,
+            "--socket",
+            str(server.socket),
+            "--isolation",
+        ]
+        refused, done = (
+            subprocess.run([*command, level], cwd=ROOT, capture_output=True, text=True, timeout=120)
+            for level in ("strict", "standard")
+        )
+    assert refused.returncode == 2 and "runs at level standard" in refused.stderr
+    assert done.returncode == 0 and "outcome   ok" in done.stdout, done.stdout + done.stderr
+
+
+def test_a_library_that_is_a_link_to_another_file_is_not_taken(tmp_path):
+    (tmp_path / "secret").write_text(WORD)
+    (tmp_path / "kernel.so").symlink_to(tmp_path / "secret")
+    store = ArtifactStore(tmp_path / "store")
+    with pytest.raises(OSError):
+        store.publish("ab" * 32, tmp_path / "kernel.so")
+    assert store.find("ab" * 32) is None
 
 
 def test_every_architecture_has_a_complete_filter():
