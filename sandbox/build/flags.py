@@ -4,6 +4,7 @@ it."""
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Iterable, Sequence
 
 MAX_FLAGS = 64
@@ -75,17 +76,17 @@ class FlagRefused(ValueError):
 
 
 def check_cpp(flags: Sequence[str]) -> list[str]:
-    """The flags for the C++ compiler, stripped. Raises FlagRefused."""
+    """The flags for the C++ compiler, one a word. Raises FlagRefused."""
     return _check("extra_cflags", flags, _CPP.fullmatch)
 
 
 def check_link(flags: Sequence[str]) -> list[str]:
-    """The flags for the linker, stripped. Raises FlagRefused."""
+    """The flags for the linker, one a word. Raises FlagRefused."""
     return _check("extra_ldflags", flags, _LINK.fullmatch)
 
 
 def check_cuda(flags: Sequence[str]) -> list[str]:
-    """The flags for nvcc, stripped, each option in one word. Raises FlagRefused."""
+    """The flags for nvcc, each option in one word. Raises FlagRefused."""
     joined: list[str] = []
     words = iter(_bounded("extra_cuda_cflags", flags))
     for word in words:
@@ -112,16 +113,20 @@ def _check(argument: str, flags: Iterable[str], allowed: Callable[[str], object]
         if not allowed(flag):
             raise FlagRefused(
                 f"{argument}: {flag[:100]!r} is not allowed here; flags that choose optimisation, the "
-                "processor, the language standard, warnings and macros are, one option a word"
+                "processor, the language standard, warnings and macros are"
             )
     return kept
 
 
 def _bounded(argument: str, flags: Iterable[str]) -> list[str]:
-    kept = [flag.strip() for flag in flags]
+    try:
+        # PyTorch hands its list to a shell, so one entry may hold several flags.
+        kept = [word for flag in flags for word in shlex.split(flag)]
+    except ValueError as error:
+        raise FlagRefused(f"{argument}: {error}") from error
     if len(kept) > MAX_FLAGS or any(len(flag) > MAX_FLAG_CHARS for flag in kept):
         raise FlagRefused(f"{argument}: at most {MAX_FLAGS} flags of {MAX_FLAG_CHARS} characters")
-    return [flag for flag in kept if flag]
+    return kept
 
 
 _SHARED_BY_PCH = re.compile(

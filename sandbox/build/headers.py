@@ -136,7 +136,7 @@ class Headers:
         return not names.isdisjoint(path.read_text().split())
 
     def _write_lean(self, directory: Path) -> None:
-        (directory / "torch").mkdir(mode=0o755)
+        (directory / "torch").mkdir()
         (directory / "torch" / "extension.h").write_text(LEAN_HEADER)
         shutil.copyfile(BINDING, directory / "torch" / "sandbox_binding.h")
 
@@ -170,7 +170,9 @@ class Headers:
                     zygote,
                     lambda: shutil.copyfile(work / precompiled.name, precompiled),
                 )
-            os.chmod(staged, 0o755)  # compilers run as other users
+            # Compilers run as other users.
+            for path in (staged, *staged.rglob("*")):
+                path.chmod(0o755 if path.is_dir() else 0o644)
             os.rename(staged, directory)
         except BaseException:
             if staged is not None:

@@ -41,10 +41,10 @@ Road = Literal["fast", "plain"]
 CPP_MEMORY_BYTES = 4 << 30
 CUDA_MEMORY_BYTES = 10 << 30
 FILE_BYTES = 512 << 20
-_FOREIGN_ERROR = re.compile(
-    r"^\S*sandbox_binding\.(h|cpp):\d+:\d+:|incomplete type|no match for .operator", re.MULTILINE
-)
-"""In the binding, or due to what the whole header may complete."""
+PRUNED_OF_256 = 4
+"""One build in 64 also deletes what the store holds beyond its limit."""
+_IN_BINDING = re.compile(r"\S*sandbox_binding\.(h|cpp):\d+:\d+: error:")
+_WHOLE_HEADER_MAY_HELP = re.compile(r"error:.*(incomplete type|no match for .operator)")
 _QUOTED, _NAME, _MACRO = (
     re.compile(r"'([^']*)'"),
     re.compile(r"[A-Za-z_]\w*"),
@@ -88,6 +88,7 @@ class ExtensionBuilder:
       pause: sleeps while another builder is at it; may raise to break off.
       excess: asked now and then while a compiler runs whether the process that asked for the build takes too
         much of something; a text ends the build.
+      plain_only: never take the fast road, to measure or compare the plain one.
     """
 
     def __init__(
@@ -99,9 +100,10 @@ class ExtensionBuilder:
         arch: str | None = None,
         pause: Callable[[float], None] = time.sleep,
         excess: Callable[[], str | None] = lambda: None,
+        plain_only: bool = False,
     ):
         self._store, self._zygote, self._scratch, self._arch = store, zygote, scratch, arch
-        self._pause, self._excess = pause, excess
+        self._pause, self._excess, self._plain_only = pause, excess, plain_only
         self.spent_s = 0.0
         """Time that compilers have worked for the requests so far, failed ones too; without one-time steps
         and waiting for others."""
@@ -187,6 +189,8 @@ class ExtensionBuilder:
                 raise BuildFailed(first_errors(str(plain_error))) from None
         kernels = kernels_in(library, self._zygote, self._scratch) if cuda is not None else ()
         self._publish_meta(key, module, road, kernels)
+        if int(key[:2], 16) < PRUNED_OF_256:
+            self._store.prune()
         return BuiltExtension(
             path=library,
             key=key,
@@ -198,15 +202,21 @@ class ExtensionBuilder:
         )
 
     def _first_road(self, request: ExtensionRequest) -> Road:
-        return "plain" if request.needs_plain_road or not self._toolchain.fast_binding else "fast"
+        plain = self._plain_only or request.needs_plain_road or not self._toolchain.fast_binding
+        return "plain" if plain else "fast"
 
     def _plain_may_differ(self, request: ExtensionRequest, log: str) -> bool:
-        if _FOREIGN_ERROR.search(log):
+        errors = [line for line in log.splitlines() if "error:" in line]
+        # Where the first error lies decides: the others may follow from it. A function that is not there, and a
+        # brace that is not closed, show up in the binding only.
+        in_binding = bool(errors) and _IN_BINDING.match(errors[0])
+        missing = bool(errors) and "was not declared in this scope" in errors[0]
+        own = missing or "expected '}' at end of input" in log
+        if in_binding and not own or _WHOLE_HEADER_MAY_HELP.search(log):
             return True
         names = set(_MACRO.findall(request.text))
-        for line in log.splitlines():
-            if "error:" in line:
-                names.update(name for quoted in _QUOTED.findall(line) for name in _NAME.findall(quoted))
+        for line in errors:
+            names.update(name for quoted in _QUOTED.findall(line) for name in _NAME.findall(quoted))
         return self._headers.beyond(names, self._zygote)
 
     def _publish_meta(self, key: str, module: str, road: Road, kernels: tuple[OwnKernel, ...]) -> None:

@@ -85,6 +85,12 @@ def test_honest_cuda_flags_pass(flag):
     assert check_cuda([flag]) == [flag]
 
 
+def test_several_flags_in_one_entry_are_split_as_a_shell_would():
+    assert check_cpp(["-O3 -march=native", " -DN='1' "]) == ["-O3", "-march=native", "-DN=1"]
+    with pytest.raises(RequestRefused, match="extra_cflags"):
+        parse_request({**CALL, "extra_cflags": ["-DX='"]})
+
+
 def test_options_in_two_words_are_joined():
     assert check_cuda(["-gencode", "arch=compute_90,code=sm_90", "-Xptxas", "-v"]) == [
         "-gencode=arch=compute_90,code=sm_90", "-Xptxas=-v",
