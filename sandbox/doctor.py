@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from sandbox.build import BuildUnavailable
 from sandbox.build.cpp import find_compiler
+from sandbox.build.toolchain import find_toolchain
 from sandbox.jail import landlock, seccomp
 from sandbox.jail.cgroup import Cgroups, NoCgroups
 from sandbox.jail.plan import LEVELS
@@ -78,13 +79,7 @@ def _examine() -> Iterator[Finding]:
     for package, why in (("torch", "references"), ("triton", "triton candidates"), ("fastapi", "the server")):
         yield _package(package, why)
     yield _compiler()
-    ninja = shutil.which("ninja")
-    yield Finding(
-        name="ninja",
-        ok=None,
-        detail=ninja or "absent: modules with load_inline cannot be built",
-        advice="" if ninja else "pip install ninja, or apt-get install ninja-build",
-    )
+    yield _extensions()
     yield from _gpus()
     yield _disk()
     yield from _kernel_features()
@@ -105,6 +100,16 @@ def _compiler() -> Finding:
         return Finding(
             name="C++ compiler", ok=False, detail="cpp candidates cannot be judged", advice=str(error)
         )
+
+
+def _extensions() -> Finding:
+    """What `load_inline` takes: the headers of PyTorch and Python."""
+    try:
+        fast = find_toolchain().fast_binding
+    except BuildUnavailable as error:
+        return Finding(name="extensions", ok=False, detail="load_inline cannot be served", advice=str(error))
+    detail = "load_inline by the fast road" if fast else "load_inline by the plain road only: the fast one does not know this PyTorch"
+    return Finding(name="extensions", ok=True if fast else None, detail=detail)
 
 
 def _gpus() -> Iterator[Finding]:

@@ -1,8 +1,8 @@
 """Source to artifact, one module a language.
 
-`build_kernel` is the way in for a bare kernel (C++); the `module` form builds inside its runner, where the
-module itself calls the compiler (`load_inline`, Triton's JIT), under the hooks of `sandbox.build.cuda` and
-`sandbox.build.triton`.
+`cpp.build_kernel` is the way in for a bare kernel (C++), `roads.ExtensionBuilder` for what a module asks for with
+`load_inline` (C++ and CUDA); both compile in a jail of their own. Triton's JIT compiles in the module's own runner,
+under the hooks of `sandbox.build.triton`.
 """
 
 from __future__ import annotations

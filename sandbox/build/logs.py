@@ -19,7 +19,7 @@ def first_errors(text: str, limit: int = MAX_CHARS) -> str:
     lines = [
         _PATH.sub("", line)
         for line in text.splitlines()
-        if not line.startswith(("FAILED:", "[", "ninja:", "compilation terminated"))
+        if not line.startswith("compilation terminated")
     ]
     kept: list[str] = []
     last = -1
