@@ -37,7 +37,7 @@ class ChannelClosed(RuntimeError):
 
 @dataclass(frozen=True)
 class Message:
-    """A received message; `buffers` are views into one allocation, `fds` descriptors that now belong to the receiver."""
+    """A received message: `buffers` are views into one allocation, `fds` now belong to the receiver."""
 
     header: dict[str, Any]
     buffers: list[memoryview]
@@ -60,7 +60,8 @@ class Channel:
       sock: a stream socket; with `wait` it is used non-blocking.
       nonce: text that every header must quote.
       wait: how to wait for the peer; None blocks for ever.
-      max_fds: descriptors taken from the peer with a message; the trusted end takes none (the kernel closes them).
+      max_fds: descriptors taken from the peer with a message; the trusted end takes none (the kernel closes
+        them).
     """
 
     def __init__(self, sock: socket.socket, nonce: str, wait: Wait | None = None, max_fds: int = 0):
@@ -74,7 +75,7 @@ class Channel:
     def send(
         self, header: dict[str, Any], buffers: Sequence[memoryview] = (), fds: Sequence[int] = ()
     ) -> None:
-        """Sends one message, with copies of descriptors `fds`. Raises ChannelClosed when the peer has gone."""
+        """Sends one message with copies of descriptors `fds`. Raises ChannelClosed when the peer has gone."""
         sizes = [buffer.nbytes for buffer in buffers]
         payload_bytes = sum(_padded(size) for size in sizes)
         envelope = {**header, "nonce": self._nonce, "sequence": self._sequence, "sizes": sizes}

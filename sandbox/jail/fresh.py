@@ -1,7 +1,8 @@
 """Timed calls on inputs that come with the order itself, with outputs left where the oracle can see them.
 
-The oracle's clock starts before the inputs are within reach of this process and stops after a part of the outputs has
-been read, so whoever obeys neither this module nor the clock in it still has to do the work in between.
+The oracle's clock starts before the inputs are within reach of this process and stops after a part of the
+outputs has been read, so whoever obeys neither this module nor the clock in it still has to do the work in
+between.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ class FreshCalls:
         Args:
           call: the model, or the wrapper of a bare kernel.
           inputs_fd: sealed memory with the inputs; closed here.
-          calls: for each call `args` (encoded), `tensors` ({dtype, shape, offset} in the inputs), `offset` (in the
-            shared memory, of its first output).
+          calls: for each call `args` (encoded), `tensors` ({dtype, shape, offset} in the inputs), `offset`
+            (in the shared memory, of its first output).
           outputs: {dtype, shape, offset} of each output of one call.
         """
         size = os.fstat(inputs_fd).st_size
@@ -53,7 +54,9 @@ class FreshCalls:
         os.close(inputs_fd)
         memory = torch.frombuffer(area, dtype=torch.uint8)
         # Page faults are no part of a call; a kernel too old to know the advice has them there on both sides.
-        ctypes.CDLL(None).madvise(ctypes.c_void_p(memory.data_ptr()), ctypes.c_size_t(size), MADV_POPULATE_READ)
+        ctypes.CDLL(None).madvise(
+            ctypes.c_void_p(memory.data_ptr()), ctypes.c_size_t(size), MADV_POPULATE_READ
+        )
         arguments = [
             decode(entry["args"], [_tensor(memory, tensor, 0) for tensor in entry["tensors"]])
             for entry in calls
@@ -64,7 +67,9 @@ class FreshCalls:
             start_ns = time.perf_counter_ns()
             result = call(*args)
             span_ns += time.perf_counter_ns() - start_ns
-            for target, output in zip(place, result if isinstance(result, (list, tuple)) else [result], strict=True):
+            for target, output in zip(
+                place, result if isinstance(result, (list, tuple)) else [result], strict=True
+            ):
                 if output.shape != target.shape or output.dtype != target.dtype:
                     raise TypeError(f"an output has type {output.dtype} and shape {list(output.shape)}")
                 target.copy_(output)

@@ -1,4 +1,5 @@
-"""Drives the audit of a timing (see `sandbox.oracle.fresh`) and lets it rule where the ordinary timing is too good."""
+"""Drives the audit of a timing (see `sandbox.oracle.fresh`) and lets it rule where the ordinary timing is too
+good."""
 
 from __future__ import annotations
 
@@ -21,11 +22,18 @@ Compare = Callable[[list[torch.Tensor], list[torch.Tensor]], Trial]
 
 
 class AuditFailed(Exception):
-    """A timed call returned something wrong; `got` is everything that it returned."""
+    """A timed call returned something wrong: all that it returned, what was right, and what other calls'
+    was."""
 
-    def __init__(self, trial: Trial, got: list[torch.Tensor], others: list[list[torch.Tensor]]):
+    def __init__(
+        self,
+        trial: Trial,
+        got: list[torch.Tensor],
+        expected: list[torch.Tensor],
+        others: list[list[torch.Tensor]],
+    ):
         super().__init__(trial.reason)
-        self.trial, self.got, self.others = trial, got, others
+        self.trial, self.got, self.expected, self.others = trial, got, expected, others
 
 
 def audit(
@@ -63,9 +71,10 @@ def audit(
         found.candidate.append(run)
         found.reference.append(expected)
         _check(run.samples, expected.samples, theirs, ours, compare)
-        trial = compare([output.clone() for output in ours.of_call(checked)], got)
+        right = [output.clone() for output in ours.of_call(checked)]
+        trial = compare(right, got)
         if not trial.ok:
-            raise AuditFailed(trial, got, _all_outputs(ours, calls))
+            raise AuditFailed(trial, got, right, _all_outputs(ours, calls))
     return found
 
 
@@ -80,16 +89,17 @@ def _check(
     ours: Outputs,
     compare: Compare,
 ) -> None:
-    """Compares the elements that were read while the clock ran, all calls at once, then each to name the wrong one."""
+    """Compares the elements that were read while the clock ran, all calls at once, then each to name the
+    wrong one."""
     joined = [[torch.cat(of_one) for of_one in zip(*calls, strict=True)] for calls in (expected, got)]
     if compare(*joined).ok:
         return
     for number, (want, have) in enumerate(zip(expected, got, strict=True)):
         trial = compare(want, have)
         if not trial.ok:
-            output = [part.clone() for part in theirs.of_call(number)]
-            raise AuditFailed(trial, output, _all_outputs(ours, len(got)))
-    raise AuditFailed(compare(*joined), joined[1], [])
+            output, right = ([part.clone() for part in of.of_call(number)] for of in (theirs, ours))
+            raise AuditFailed(trial, output, right, _all_outputs(ours, len(got)))
+    raise AuditFailed(compare(*joined), joined[1], joined[0], [])
 
 
 def _all_outputs(outputs: Outputs, calls: int) -> list[list[torch.Tensor]]:
@@ -97,8 +107,8 @@ def _all_outputs(outputs: Outputs, calls: int) -> list[list[torch.Tensor]]:
 
 
 def rule(timing: Timing, found: Audit) -> tuple[Timing, Interval, Interval]:
-    """The timing, slowed to the most that the audit leaves possible where it claims more; the audit's times of one
-    call of candidate and reference, in milliseconds."""
+    """The timing, slowed to the most that the audit leaves possible where it claims more; the audit's times
+    of one call of candidate and reference, in milliseconds."""
     candidate, reference = found.times_ms()
     most = reference.high / candidate.low
     if timing.speedup <= SLACK * most:

@@ -102,8 +102,10 @@ class Side:
         self.empty_ms, self.most_empty_ms = empty_ms[EMPTY_BLOCKS // 2], 2 * empty_ms[-1] + EMPTY_MARGIN_MS
         calls = 2
         claimed_ms, wall_ms = self.block(calls)
-        while not self.flushed and max(claimed_ms, wall_ms - self.empty_ms) < block_ms / 2 and calls < MAX_CALLS:
-            # Longer step by step: a claim of next to nothing must not lead to thousands of slow calls at once.
+        while (
+            not self.flushed and max(claimed_ms, wall_ms - self.empty_ms) < block_ms / 2 and calls < MAX_CALLS
+        ):
+            # Step by step: a claim of next to nothing must not lead to thousands of slow calls at once.
             calls = min(4 * calls, MAX_CALLS)
             claimed_ms, wall_ms = self.block(calls)
         if not self.flushed:

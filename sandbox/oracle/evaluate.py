@@ -498,12 +498,13 @@ def _check_rest(watch: BaselineWatch, verdict: Draft) -> None:
 
 
 def _check_own_code(job: Job, reference: Reference, candidate: Runner, verdict: Draft) -> None:
-    """Raises Failure for a module on a CPU that brings no kernel: there is no profile to take its share from."""
+    """Raises Failure for a module on a CPU that brings no kernel: there is no profile to take its share
+    from."""
     if job.candidate.form == "kernel":
         return
     own, others = (own_libraries(family(one.pid)) for one in (candidate, reference.runner))
     if own is None or others is None:
-        verdict.notes.append("whether the candidate has native code of its own cannot be seen on this machine")
+        verdict.notes.append("whether the candidate has native code of its own cannot be seen here")
     elif not own - others:
         verdict.coverage = 0.0
         raise Failure(

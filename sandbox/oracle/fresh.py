@@ -1,10 +1,11 @@
-"""The audit of a timing: calls on inputs that the candidate has never seen, between two readings of our own clock.
+"""The audit of a timing: calls on inputs that the candidate has never seen, between two readings of our clock.
 
-A runner's word counts for nothing here. Inputs lie in sealed memory that comes within its reach only after the
-oracle's clock has started; the clock stops when a random part of every call's outputs has been read from memory that
-the runner shares. Work done before (replays, caches, precomputed answers) or after (threads, lazy results) the span
-is therefore impossible, and a call that is left out shows in the outputs. What the messages, the mapping and the
-copies cost is taken from the reference, which does the same on the same inputs, and whose own clock is believed.
+A runner's word counts for nothing here. Inputs lie in sealed memory that comes within its reach only after
+the oracle's clock has started; the clock stops when a random part of every call's outputs has been read from
+memory that the runner shares. Work done before (replays, caches, precomputed answers) or after (threads, lazy
+results) the span is therefore impossible, and a call that is left out shows in the outputs. What the messages,
+the mapping and the copies cost is taken from the reference, which does the same on the same inputs, and whose
+own clock is believed.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ TRUSTED_SHARE = 0.5
 SAMPLES = 64
 """Elements of each output of each call that are read while the clock runs."""
 USES = 8
-"""Evaluations that one pool serves: a candidate keeps nothing, but what it prints might tell of a few numbers."""
+"""Evaluations that one pool serves: a candidate keeps nothing, but what it prints might tell of a few
+numbers."""
 
 _SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
 
@@ -70,7 +72,8 @@ class Pool:
 
     @classmethod
     def draw(cls, inputs: Callable[[int, int], Inputs], eager_ms: float, outputs_bytes: int) -> Pool:
-        """A new pool; the number of calls in a block follows from the reference's speed and the size of inputs.
+        """A new pool; the number of calls in a block follows from the reference's speed and the size of
+        inputs.
 
         Args:
           inputs: draws inputs by (seed, slot), as `Reference.inputs`.
@@ -109,9 +112,7 @@ class Outputs:
       timeout_s: of the order.
     """
 
-    def __init__(
-        self, order: Callable[..., Message], entries: Sequence[dict], calls: int, timeout_s: float
-    ):
+    def __init__(self, order: Callable[..., Message], entries: Sequence[dict], calls: int, timeout_s: float):
         self._order = order
         self.entries, offset = [], 0
         for entry in entries:
@@ -127,13 +128,12 @@ class Outputs:
             os.close(fd)
 
     def run(self, block: Block, places: Sequence[torch.Tensor], timeout_s: float) -> Run:
-        """Has the runner do a block's calls; reads the elements numbered `places` (one tensor for each output)."""
+        """Has the runner do a block's calls; reads the elements numbered `places` (one tensor for each
+        output)."""
         calls = [{**call, "offset": number * self._stride} for number, call in enumerate(block.calls)]
         views = [self.of_call(number) for number in range(len(calls))]
         start = time.perf_counter()
-        message = self._order(
-            "time_fresh", timeout_s, calls=calls, outputs=self.entries, fds=[block.fd]
-        )
+        message = self._order("time_fresh", timeout_s, calls=calls, outputs=self.entries, fds=[block.fd])
         samples = [
             [output.reshape(-1)[place] for output, place in zip(outputs, places, strict=True)]
             for outputs in views
@@ -171,9 +171,10 @@ class Audit:
     def times_ms(self) -> tuple[Interval, Interval]:
         """Time of one call of (candidate, reference).
 
-        The reference's clock is believed, so the gap between it and ours is what a block costs beyond its calls. A
-        candidate's claim is raised by what its gaps have beyond that in nearly every block, and for each block to
-        what no disturbance seen with the reference can explain. The faster half of the blocks counts, on both sides.
+        The reference's clock is believed, so the gap between it and ours is what a block costs beyond its
+        calls. A candidate's claim is raised by what its gaps have beyond that in nearly every block, and for
+        each block to what no disturbance seen with the reference can explain. The faster half of the blocks
+        counts, on both sides.
         """
         usual = sorted(run.wall_ms - run.claim_ms for run in self.reference)
         hidden = hidden_ms([run.wall_ms - run.claim_ms for run in self.candidate], usual[len(usual) // 2])

@@ -40,15 +40,15 @@ class BaselineWatch:
     def excess(self) -> str:
         """Evidence that the candidate worked meanwhile, or "".
 
-        Processes that it has started since are not told apart by block: all their time counts, because a kernel has
-        no use for them.
+        Processes that it has started since are not told apart by block: all their time counts, because a
+        kernel has no use for them.
         """
         busy_s = self.busy_s + sum(map(_cpu_s, family(self._pid) - self._known))
         if busy_s <= ALLOWED_SHARE * self.watched_s + ALLOWED_S:
             return ""
         return (
-            f"its processes used {1000 * busy_s:.0f} ms of processor time in the {1000 * self.watched_s:.0f} ms in "
-            "which only the baseline had to work"
+            f"its processes used {1000 * busy_s:.0f} ms of processor time in the "
+            f"{1000 * self.watched_s:.0f} ms in which only the baseline had to work"
         )
 
 

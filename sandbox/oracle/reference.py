@@ -125,8 +125,8 @@ class Reference:
             self.signature_error = str(error)
 
     def _rounding(self, timeout_s: float) -> list[Rounding] | None:
-        """The reference's own error against a run of it in float64; None where it has none (a type or an operation
-        that double precision lacks, a source that fixes another type, an output too large)."""
+        """The reference's own error against a run of it in float64; None where it has none (a type or an
+        operation that double precision lacks, a source that fixes another type, an output too large)."""
         value = self.run(EXAMPLE_SLOT, seed=1)
         if value.bytes > MAX_ROUNDING_BYTES:
             return None
@@ -158,7 +158,10 @@ class Reference:
         if task.tolerance == "oracle":
             return Tolerance(bounds=tuple(one.bounds for one in self.rounding))
         return Tolerance(
-            atol=task.atol, rtol=task.rtol, noise=tuple(one.relative_rms for one in self.rounding)
+            atol=task.atol,
+            rtol=task.rtol,
+            noise=tuple(one.relative_rms for one in self.rounding),
+            floors=tuple(one.bounds[0] for one in self.rounding),
         )
 
     def inputs(self, seed: int, slot: int) -> Inputs:
@@ -193,7 +196,8 @@ class Reference:
         overwrite(self.runner, self._check_s, slot, tensor, row, rows)
 
     def pool(self, draw: Callable[[], Pool]) -> Pool:
-        """Fresh inputs for the audit of a timing: those at hand, until they have served `USES` evaluations."""
+        """Fresh inputs for the audit of a timing: those at hand, until they have served `USES`
+        evaluations."""
         if self._pool is None or self._pool.uses >= USES:
             self._drop_pool()
             self._pool = draw()

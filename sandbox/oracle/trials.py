@@ -29,7 +29,7 @@ from sandbox.verdict.correctness import compare
 
 TIMED_SLOTS = 3
 """Input sets that are kept and rotated through while timing."""
-VARIANT_SLOT = 900
+VARIANT_SLOT, LATE_SLOT = 900, 901
 VARIANTS_SHARE = 0.3
 """Variants are tried while no more than this share of the checking time is used up."""
 MANY_BYTES = 256 << 20
@@ -44,6 +44,8 @@ class Trials:
         self._tolerance = reference.tolerance
         self._inputs: dict[int, Inputs] = {}
         self._expected: dict[int, Outputs] = {}
+        self._known: list[list[torch.Tensor]] = []
+        """What calls so far had to return: a wrong output that equals one of these is a replayed one."""
         self._seed = secrets.randbits(40)
 
     @property
@@ -78,10 +80,12 @@ class Trials:
             trial = self._judge(expected, got)
             self._verdict.trials.append(trial)
             if not trial.ok:
+                self._check_replay("a trial is wrong", got.tensors, expected.tensors)
                 raise Failure(
                     "incorrect", feedback.incorrect(trial.reason, number, options.correctness_trials)
                 )
             self._inputs[slot], self._expected[slot] = inputs, expected
+            self._known.append(expected.tensors)
         started = deadline - options.check_s
         for variant in self._job.task.variants:
             if time.monotonic() - started > VARIANTS_SHARE * options.check_s:
@@ -112,10 +116,12 @@ class Trials:
                 "set_inputs", left_s, buffers, slot=VARIANT_SLOT, args=inputs.args, tensors=entries
             )
             got = self._call("run", left_s, slot=VARIANT_SLOT, seed=self._seed, check=True)
-        trial = compare(expected.tensors, got.tensors, self._tolerance.scaled(_growth(usual, expected.tensors)))
+        trial = compare(
+            expected.tensors, got.tensors, self._tolerance.for_variant(_growth(usual, expected.tensors))
+        )
         if not trial.ok:
-            self._verdict.trials.append(trial)
-            raise Failure("incorrect", feedback.failed(f"wrong result on {variant} inputs: {trial.reason}", ""))
+            self._fail_late(f"on {variant} inputs", trial, got.tensors, expected.tensors)
+        self._known.append(expected.tensors)
 
     def check_kept(self, slot: int) -> None:
         """Checks the outputs of one timed call, chosen by the oracle. Raises Failure."""
@@ -123,31 +129,47 @@ class Trials:
             got = self._call("kept", self._job.options.check_s)
         trial = compare(self._expected[slot].tensors, got.tensors, self._tolerance)
         if not trial.ok and not self._reference.changes:
-            self._fail_late("a timed call returned something else than the checked calls", trial, got.tensors)
+            self._fail_late(
+                "a timed call returned something else than the checked calls",
+                trial,
+                got.tensors,
+                self._expected[slot].tensors,
+            )
 
     def check_changed_inputs(self) -> None:
-        """Changes a row of each input in place, in both runners, and compares once more. Raises Failure."""
+        """Changes a row of each input in place (of a square matrix, all), in both runners, and compares once
+        more.
+
+        Raises Failure.
+        """
         if self._reference.changes:
             return
         rng = random.Random(secrets.randbits(64))
         slot = self.slots[0]
+        fresh = self._reference.inputs(secrets.randbits(40), LATE_SLOT).tensors
         with self._blamed("running", self._job.options.check_s):
             for number, tensor in enumerate(self._inputs[slot].tensors):
                 if tensor.dim() == 0 or tensor.shape[0] < 2 or tensor.numel() == 0:
                     continue
-                # A row takes the place of another: whatever made the values valid holds for the copy too.
-                source, target = rng.sample(range(tensor.shape[0]), 2)
-                rows = tensor[source : source + 1]
+                if tensor.dim() >= 2 and tensor.shape[-1] == tensor.shape[-2]:
+                    # It may be symmetric or triangular, which a strange row would end: all rows change.
+                    target, rows = 0, fresh[number]
+                else:
+                    # A row takes the place of another: whatever made the values valid holds for the copy too.
+                    source, target = rng.sample(range(tensor.shape[0]), 2)
+                    rows = tensor[source : source + 1]
                 self._reference.overwrite(slot, number, target, rows)
                 overwrite(self._candidate, self._job.options.check_s, slot, number, target, rows)
             got = self._call("run", self._job.options.check_s, slot=slot, seed=self._seed, check=False)
         expected = self._reference.run(slot, self._seed)
         trial = compare(expected.tensors, got.tensors, self._tolerance)
         if not trial.ok:
-            self._fail_late("after its inputs changed in place the candidate is wrong", trial, got.tensors)
+            what = "after its inputs changed in place the candidate is wrong"
+            self._fail_late(what, trial, got.tensors, expected.tensors)
 
     def audit(self, left_s: Callable[[], float]) -> None:
-        """Holds the timing against calls on inputs never seen, and checks what those return. Raises Failure."""
+        """Holds the timing against calls on inputs never seen, and checks what those return. Raises
+        Failure."""
         timing = self._verdict.timing
         assert timing is not None
         with self._blamed("timing", self._job.options.time_s):
@@ -161,32 +183,44 @@ class Trials:
                     random.Random(secrets.randbits(64)),
                 )
             except AuditFailed as failed:
-                self._fail_late(
-                    "a timed call on inputs it had not seen is wrong", failed.trial, failed.got, failed.others
-                )
+                what = "a timed call on inputs it had not seen is wrong"
+                self._fail_late(what, failed.trial, failed.got, failed.expected, failed.others)
         self._verdict.timing, own, eager = rule(timing, found)
         if self._verdict.timing.bound_by == RULED_BY:
             self._verdict.notes.append(
-                f"calls on inputs it had not seen took {own.median:.3g} ms, the reference's {eager.median:.3g} ms; "
+                f"calls on inputs it had not seen took {own.median:.3g} ms, the reference's "
+                f"{eager.median:.3g} ms; "
                 f"on inputs it knew {timing.candidate.median_ms:.3g} ms were measured"
             )
 
     def _fail_late(
-        self, what: str, trial: Trial, got: list[torch.Tensor], others: Sequence[list[torch.Tensor]] = ()
+        self,
+        what: str,
+        trial: Trial,
+        got: list[torch.Tensor],
+        right: list[torch.Tensor],
+        others: Sequence[list[torch.Tensor]] = (),
     ) -> None:
-        """A wrong result after timing is a replayed one if it equals what another call had to return."""
+        """Ends the evaluation for a wrong result; a replayed one is a matter of integrity. Raises Failure."""
         self._verdict.timing = None
-        known_outputs = [expected.tensors for expected in self._expected.values()]
-        for known, expected in enumerate([*known_outputs, *others]):
-            if compare(expected, got, self._tolerance).ok:
-                evidence = f"{what}: it equals the output of an earlier call (input set {known})"
+        self._known += others
+        self._check_replay(what, got, right)
+        self._verdict.trials.append(trial)
+        raise Failure("incorrect", feedback.failed(f"wrong result: {what}: {trial.reason}", ""))
+
+    def _check_replay(self, what: str, got: list[torch.Tensor], right: list[torch.Tensor]) -> None:
+        """Raises Failure if a wrong output equals what another call had to return.
+
+        Outputs that are much the same for all inputs prove nothing.
+        """
+        for number, known in enumerate(self._known):
+            if compare(known, got, self._tolerance).ok and not compare(right, known, self._tolerance).ok:
+                evidence = f"{what}: it equals the output of an earlier call (input set {number})"
                 raise Failure(
                     "integrity",
                     f"replayed output: {evidence}",
                     Finding(rule="replayed_output", evidence=evidence),
                 )
-        self._verdict.trials.append(trial)
-        raise Failure("incorrect", f"wrong result: {what}: {trial.reason}")
 
     def _judge(self, expected: Outputs, got: Outputs) -> Trial:
         trial = compare(expected.tensors, got.tensors, self._tolerance)

@@ -1,7 +1,8 @@
-"""Other distributions of a task's inputs, for answers that are right only on the one that its author drew from.
+"""Other distributions of a task's inputs, for answers that are right only on the one that its author drew
+from.
 
-Whatever structure inputs may have survives: zeros stay zeros, a symmetric or triangular matrix stays one, a range that
-starts at 0 is not left.
+Whatever structure inputs may have survives: zeros stay zeros, a symmetric or triangular matrix stays one, a
+range that starts at 0 is not left.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ def _vary(tensor: torch.Tensor, variant: InputVariant, generator: torch.Generato
 
 
 def _mask(shape: torch.Size, generator: torch.Generator) -> torch.Tensor:
-    """Which elements stay; for square matrices rows and columns of the same numbers, so that symmetry survives."""
+    """Which elements stay; for square matrices rows and columns of the same numbers, so that symmetry
+    survives."""
     if len(shape) >= 2 and shape[-1] == shape[-2]:
         rows = torch.rand(shape[-1], generator=generator) < KEPT_SHARE**0.5
         return (rows[:, None] & rows[None, :]).expand(shape)

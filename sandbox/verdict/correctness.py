@@ -11,10 +11,11 @@ import torch
 from sandbox.protocol import Trial
 
 RMS_LIMITS = {torch.float64: 5e-5, torch.float32: 5e-5, torch.float16: 5e-3, torch.bfloat16: 3e-2}
-"""Relative root-mean-square error of a whole output. Honest float32 work stays near 1e-7, float16 and TF32 begin at
-2e-4; elementwise tolerances alone take zeros for an output whose values all lie below them."""
+"""Relative root-mean-square error of a whole output. Honest float32 work stays near 1e-7, float16 and TF32
+begin at 2e-4; elementwise tolerances alone take zeros for an output whose values all lie below them."""
 NOISE_FACTOR = 30.0
 """So many times the reference's own rounding is a candidate's due, where that is more."""
+VARIANT_SLACK = 4.0
 TOLERANCES = {torch.float64: 1e-4, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 1e-2}
 """Absolute and relative, as KernelBench has them."""
 _PIECE = 1 << 18
@@ -26,30 +27,40 @@ class Tolerance:
     type.
 
     Attributes:
-      noise: relative root-mean-square error of the reference itself, for each output. With it, and without tolerances
-        of the task's own, the same measure of the candidate's error is limited too.
+      noise: relative root-mean-square error of the reference itself, for each output. With it, and without
+        tolerances of the task's own, the same measure of the candidate's error is limited too.
       bounds: (atol, rtol) for each output instead of `atol` and `rtol`.
-      size: factor of the data type's own atol, for outputs that are so much larger than usual.
+      floors: for each output an atol that the reference's own rounding asks for; it counts where the data
+        type's own atol would, if it is larger.
+      growth, slack: see `for_variant`.
     """
 
     atol: float | None = None
     rtol: float | None = None
     noise: tuple[float, ...] | None = None
     bounds: tuple[tuple[float, float], ...] | None = None
-    size: float = 1.0
+    floors: tuple[float, ...] | None = None
+    growth: float = 1.0
+    slack: float = 1.0
 
     def of_output(self, number: int) -> Tolerance:
         """The tolerance of one output alone."""
         if self.bounds is not None:
             atol, rtol = self.bounds[number]
             return Tolerance(atol=atol, rtol=rtol)
-        return self if self.noise is None else replace(self, noise=(self.noise[number],))
+        noise, floors = (of and (of[number],) for of in (self.noise, self.floors))
+        return replace(self, noise=noise, floors=floors)
 
-    def scaled(self, factor: float) -> Tolerance:
-        """For outputs that are larger by a factor: what was small against them still is."""
-        bounds = self.bounds and tuple((atol * factor, rtol) for atol, rtol in self.bounds)
-        atol = None if self.atol is None else self.atol * factor
-        return replace(self, atol=atol, bounds=bounds, size=self.size * factor)
+    def for_variant(self, growth: float) -> Tolerance:
+        """For inputs of another distribution, on which outputs are `growth` times as large as usual.
+
+        What was small against them still is, and sums of unusual inputs round worse than usual ones:
+        elementwise bounds are wider, and the error of the whole is not limited.
+        """
+        bounds = self.bounds and tuple(
+            (atol * growth * VARIANT_SLACK, rtol * VARIANT_SLACK) for atol, rtol in self.bounds
+        )
+        return replace(self, bounds=bounds, noise=None, growth=growth, slack=VARIANT_SLACK)
 
     def rms_limit(self, dtype: torch.dtype) -> float | None:
         """Largest relative root-mean-square error, or None where there is no such limit."""
@@ -58,11 +69,11 @@ class Tolerance:
         return max(RMS_LIMITS.get(dtype, 5e-5), NOISE_FACTOR * self.noise[0])
 
     def of(self, dtype: torch.dtype) -> tuple[float, float]:
+        """(atol, rtol) for an output of a data type."""
         default = TOLERANCES.get(dtype, 1e-4)
-        return (
-            default * self.size if self.atol is None else self.atol,
-            default if self.rtol is None else self.rtol,
-        )
+        least = max(default, self.floors[0]) if self.floors else default
+        atol, rtol = least if self.atol is None else self.atol, default if self.rtol is None else self.rtol
+        return atol * self.growth * self.slack, rtol * self.slack
 
 
 def compare(expected: Sequence[torch.Tensor], got: Sequence[torch.Tensor], tolerance: Tolerance) -> Trial:
@@ -156,11 +167,11 @@ def _compare_one(
 def _within(
     want: torch.Tensor, have: torch.Tensor, tolerance: Tolerance
 ) -> tuple[float, float, float] | None:
-    """Largest absolute, largest relative and relative root-mean-square error of an output that is right everywhere
-    and finite; None for any other.
+    """Largest absolute, largest relative and relative root-mean-square error of an output that is right
+    everywhere and finite; None for any other.
 
-    Goes over the tensors in pieces that stay in the cache and makes no full-size copy, because this is what most
-    checks of large outputs come to.
+    Goes over the tensors in pieces that stay in the cache and makes no full-size copy, because this is what
+    most checks of large outputs come to.
     """
     if want.is_complex():
         return None
@@ -174,7 +185,7 @@ def _within(
         if not error.numel():
             continue
         largest = error.max().item()
-        # A bound that is infinite allows nothing here; NaN, as the difference of infinities, fails both tests.
+        # An infinite bound allows nothing here; NaN, as the difference of infinities, fails both tests.
         if not largest < float("inf") or not bool((error <= torch.add(size.mul(rtol), atol)).all()):
             return None
         abs_err = max(abs_err, largest)

@@ -1,4 +1,5 @@
-"""Has a candidate on a CPU any native code of its own? Judged from its memory map, which it cannot forge the absence of."""
+"""Has a candidate on a CPU any native code of its own? Judged from its memory map, which it cannot forge the
+absence of."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ SYSTEM = tuple(
     for path in {sys.prefix, sys.base_prefix, "/usr", "/lib", "/lib64", os.path.dirname(os.__file__)}
 )
 NO_KERNEL = (
-    "0% of the time is in the candidate's own kernels: it has loaded no native code beyond Python's, PyTorch's and the "
+    "0% of the time is in the candidate's own kernels: it has loaded no native code beyond Python's, "
+    "PyTorch's and the "
     "system's libraries"
 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -15,7 +16,8 @@ class Rounding:
     """Error of one output against float64.
 
     Attributes:
-      relative_rms: root mean square of the error over that of the output.
+      relative_rms: root mean square of the error over that of the output; infinite where the output is
+        exactly zero.
       bounds: (atol, rtol) that an honest candidate keeps.
     """
 
@@ -32,5 +34,7 @@ def rounding(exact: torch.Tensor, value: torch.Tensor) -> Rounding:
     epsilon = torch.finfo(value.dtype).eps
     beyond = (error - epsilon * wide.abs()).clamp_min(0).max().item()
     atol = FACTOR * max(beyond, epsilon * size)
-    relative = error.square().mean().sqrt().item() / size if size > 0 else 0.0
+    rms = error.square().mean().sqrt().item()
+    # An output that is exactly zero but for rounding says nothing about the precision of another.
+    relative = rms / size if size > 0 else math.inf
     return Rounding(relative_rms=relative, bounds=(atol, FACTOR * epsilon))

@@ -1,4 +1,5 @@
-"""E. Channel, files and processes. What a jail must keep in; several need namespaces or Landlock to be kept in."""
+"""E. Channel, files and processes. What a jail must keep in; several need namespaces or Landlock to be kept
+in."""
 
 from __future__ import annotations
 
@@ -140,12 +141,14 @@ print(json.dumps({{"outcome": "ok", "timing": {{"speedup": 99}}, "feedback": "{F
     Case(
         number=42,
         name="forged_reply_with_the_stolen_nonce",
-        why="the runner's channel is taken out of its memory; the reply to `run` is forged, well-formed and early",
+        why="the runner's channel is taken out of its memory; the reply to `run` is forged, well-formed and "
+        "early",
         candidate=module(
             """
             channel = next(o for o in gc.get_objects() if type(o).__name__ == "Channel")
             channel.send({"ok": True, "shapes": [[256, 256]], "dtypes": ["torch.float32"], "is_tuple": False,
-                          "changed": [], "aliased": [], "tensors": [{"dtype": "float32", "shape": [256, 256]}]},
+                          "changed": [], "aliased": [],
+                          "tensors": [{"dtype": "float32", "shape": [256, 256]}]},
                          [memoryview(bytes(256 * 256 * 4))])
             return self.honest(x)
             """,
@@ -158,7 +161,8 @@ print(json.dumps({{"outcome": "ok", "timing": {{"speedup": 99}}, "feedback": "{F
     Case(
         number=42,
         name="whole_runner_replaced",
-        why="the candidate serves the orders itself: no work at all in timed blocks, honest work where it is looked at",
+        why="the candidate serves the orders itself: no work at all in timed blocks, honest work where it "
+        "is looked at",
         candidate=module(
             "return self.honest(x)",
             before=FIND_RUNNER
@@ -371,7 +375,8 @@ def others():
         why="processes multiply until nothing else gets a turn",
         candidate=module(
             # Eight generations: enough to be a bomb, and no danger to a machine that does not bound it.
-            "for _ in range(8):\n    try:\n        os.fork()\n    except OSError:\n        pass\nwhile True:\n    pass",
+            "for _ in range(8):\n    try:\n        os.fork()\n    except OSError:\n        pass\nwhile "
+            "True:\n    pass",
             before=IMPORTS,
         ),
         outcomes=("timeout", "runtime_error", "out_of_memory"),

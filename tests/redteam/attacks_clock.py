@@ -78,7 +78,8 @@ judge.Runner.do_kept = kept
     Case(
         number=3,
         name="native_thread_finishes_later",
-        why="a std::thread, which Python's threading does not see, does the work after the first calls were honest",
+        why="a std::thread, which Python's threading does not see, does the work after the first calls were "
+        "honest",
         candidate=kernel(
             """
     if (calls++ < 4) { honest(x, weight, bias, out); return; }
@@ -144,7 +145,8 @@ judge.Runner._outputs = lambda self, result, max_bytes: original(self, result.co
     Case(
         number=5,
         name="replaced_code_of_the_timer",
-        why="time_block keeps its identity, but its __code__ is another's, which divides the span by a hundred",
+        why="time_block keeps its identity, but its __code__ is another's, which divides the span by a "
+        "hundred",
         candidate=module(
             "return self.honest(x)",
             before="""
@@ -175,7 +177,12 @@ device.CpuDevice.time_block.__code__ = time_block.__code__
 #include <time.h>
 #include <string.h>
 #include <dlfcn.h>
-static int slow_clock(clockid_t, struct timespec* t) { static long n = 0; t->tv_sec = 1; t->tv_nsec = ++n; return 0; }
+static int slow_clock(clockid_t, struct timespec* t) {
+    static long n = 0;
+    t->tv_sec = 1;
+    t->tv_nsec = ++n;
+    return 0;
+}
 __attribute__((constructor)) static void patch() {
     unsigned char* code = (unsigned char*)dlsym(RTLD_DEFAULT, "clock_gettime");
     if (!code) return;

@@ -1,4 +1,5 @@
-"""C. Cheating the comparison: stale memory, wrong structure, patched comparators, less precision than promised.
+"""C. Cheating the comparison: stale memory, wrong structure, patched comparators, less precision than
+promised.
 
 Attack 30, scanning GPU memory, needs a GPU; its file lies under tests/gpu/redteam.
 """
@@ -73,7 +74,8 @@ CASES = [
     Case(
         number=19,
         name="stale_memory_after_the_check",
-        why="a freed buffer still holds the answer of the same input set, so nothing need be written when timed",
+        why="a freed buffer still holds the answer of the same input set, so nothing need be written when "
+        "timed",
         candidate=kernel("    static int calls = 0;\n    if (++calls <= 7) honest(x, weight, bias, out);"),
         outcomes=("ok", "incorrect", "integrity"),
         evidence="wrong result|earlier call",
@@ -232,7 +234,8 @@ torch.Tensor.__eq__ = torch.Tensor.eq = torch.Tensor.allclose = torch.Tensor.equ
     Case(
         number=30,
         name="expected_value_from_the_heap",
-        why="freed blocks of the right size are searched for the answer (the CPU's form of scanning GPU memory)",
+        why="freed blocks of the right size are searched for the answer (the CPU's form of scanning GPU "
+        "memory)",
         candidate=kernel(
             """
     float* block = (float*)malloc(out_n * sizeof(float));

@@ -4,6 +4,7 @@ from sandbox.protocol import Candidate
 from tests.redteam.case import Case
 from tests.redteam.tasks import module
 
+
 def _triton(forward: str, before: str = "") -> Candidate:
     candidate = module(forward, before="import triton\nimport triton.language as tl\n" + before)
     return candidate.model_copy(update={"language": "triton"})
@@ -18,7 +19,8 @@ def linear_kernel(out_ptr, BLOCK: tl.constexpr):
 
 
 def _interpreted(number: int, name: str, why: str, candidate: Candidate) -> Case:
-    """In Triton's interpreter nobody can tell whose time it was: such a candidate may pass, and earns no speed."""
+    """In Triton's interpreter nobody can tell whose time it was: such a candidate may pass, and earns no
+    speed."""
     return Case(
         number=number,
         name=name,

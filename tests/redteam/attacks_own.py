@@ -1,4 +1,5 @@
-"""Attacks of our own, beyond the list: on the runner that shares the candidate's process, and on what it leaves behind."""
+"""Attacks of our own, beyond the list: on the runner that shares the candidate's process, and on what it
+leaves behind."""
 
 from __future__ import annotations
 
@@ -101,7 +102,8 @@ CpuDevice.honest_clock = property(lambda self: False, lambda self, value: None)
     ),
     _patched(
         "nothing_changed_or_aliased",
-        "the runner's look at changed and aliased inputs is patched away, and inputs are used as scratch memory",
+        "the runner's look at changed and aliased inputs is patched away, and inputs are used as scratch "
+        "memory",
         """
 judge._same = lambda a, b: True
 judge._storage = lambda tensor: None
@@ -313,7 +315,8 @@ threading.settrace(trace)
         "channel_shared_with_a_child",
         "a child that outlives the call speaks on the channel in the parent's stead",
         module(
-            "if os.fork() == 0:\n    os.setsid()\n    os.write(3, b'DKF1' + bytes(12))\n    time.sleep(1000)\n"
+            "if os.fork() == 0:\n    os.setsid()\n    os.write(3, b'DKF1' + bytes(12))\n    "
+            "time.sleep(1000)\n"
             "return self.honest(x)",
             before=IMPORTS,
         ),
@@ -327,7 +330,8 @@ threading.settrace(trace)
         module(
             "return self.honest(x)",
             before=IMPORTS
-            + "signal.signal(signal.SIGALRM, lambda *_: None)\nsignal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)\n",
+            + "signal.signal(signal.SIGALRM, lambda *_: None)\n"
+            + "signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)\n",
         ),
         outcomes=("ok", "runtime_error"),
     ),

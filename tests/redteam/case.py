@@ -27,8 +27,8 @@ class Case:
       name: unique, a file-name-like word.
       why: what the attack hopes for.
       candidate, task, options: what is sent.
-      outcomes: the outcomes that are right. "ok" among them means: the attack is neutralised, and then it must be no
-        faster than its honest twin.
+      outcomes: the outcomes that are right. "ok" among them means: the attack is neutralised, and then it
+        must be no faster than its honest twin.
       evidence: regular expression that the feedback, findings or notes must match when the outcome is not ok.
       leaves: called after the verdict; returns what the attack has left on this machine ("" for nothing).
     """
@@ -46,7 +46,8 @@ class Case:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What became of a case. `twin` is the honest twin's speedup; None where there is none to compare with."""
+    """What became of a case. `twin` is the honest twin's speedup; None where there is none to compare
+    with."""
 
     result: EvaluationResult
     twin: float | None
@@ -56,8 +57,8 @@ class Report:
     def speedup(self) -> float | None:
         """The speedup that the judge believes the attack; None if it was not timed or found out.
 
-        Pure PyTorch is refused for having no kernel of its own, which says nothing about the attack: its timing
-        counts as if it had one.
+        Pure PyTorch is refused for having no kernel of its own, which says nothing about the attack: its
+        timing counts as if it had one.
         """
         return self.result.speedup if self.result.outcome == "ok" or self.only_no_kernel else None
 

@@ -92,7 +92,7 @@ static void honest(const float* __restrict x, const float* __restrict weight, co
         for (long j = 0; j < bias_n; ++j) out[i * bias_n + j] = bias[j];
         for (long k = 0; k < x_d1; ++k)
             for (long j = 0; j < bias_n; ++j) out[i * bias_n + j] += x[i * x_d1 + k] * weight[k * bias_n + j];
-        for (long j = 0; j < bias_n; ++j) out[i * bias_n + j] = out[i * bias_n + j] > 0 ? out[i * bias_n + j] : 0;
+        for (long j = 0; j < bias_n; ++j) out[i * bias_n + j] = fmaxf(out[i * bias_n + j], 0.0f);
     }
 }
 """

@@ -1,0 +1,121 @@
+"""What every known attack on the judge comes to: outcome, and speed against its honest twin.
+
+    python scripts/bench/redteam.py [--only WORD] [--out scripts/bench/results/redteam_cpu.json]
+
+Starts a server of its own with an empty cache, judges the cases of tests/redteam (attacks, then honest work),
+prints a table and writes JSON with versions, date and command. The exit status is 1 if an attack gained or
+honest work failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import importlib.metadata
+import json
+import os
+import platform
+import shlex
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from tests.redteam import honest, suite  # noqa: E402
+from tests.redteam.attacks_channel import plant_secret, remove_secret  # noqa: E402
+from tests.redteam.case import RedTeam, problems  # noqa: E402
+from tests.sandbox.helpers import running_server  # noqa: E402
+
+
+def attack_row(red_team: RedTeam, case) -> dict:
+    """One attack's outcome as a row of the report."""
+    start = time.monotonic()
+    report = red_team.attack(case)
+    canary = red_team.canary()
+    found = problems(case, report)
+    if canary.outcome != "ok":
+        found.append(f"the honest evaluation after it: {canary.outcome}")
+    return {
+        "number": case.number,
+        "name": case.name,
+        "outcome": report.result.outcome,
+        "rules": [finding.rule for finding in report.result.integrity],
+        "speedup": report.speedup,
+        "twin_speedup": report.twin,
+        "bound_by": report.result.timing and report.result.timing.bound_by,
+        "seconds": round(time.monotonic() - start, 2),
+        "problems": found,
+    }
+
+
+def honest_row(red_team: RedTeam, case) -> dict:
+    """One honest candidate's outcome as a row of the report."""
+    result = red_team.judge(case.candidate, case.task, case.options)
+    flagged = result.outcome != "ok" or result.integrity
+    return {
+        "name": case.name,
+        "outcome": result.outcome,
+        "speedup": result.speedup,
+        "bound_by": result.timing and result.timing.bound_by,
+        "problems": [result.feedback] if flagged else [],
+    }
+
+
+def main() -> None:
+    """Judges all cases, prints the table, writes the report."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", default="", help="cases whose name contains this word")
+    parser.add_argument("--out", type=Path, default=ROOT / "scripts/bench/results/redteam_cpu.json")
+    arguments = parser.parse_args()
+    plant_secret()
+    try:
+        with tempfile.TemporaryDirectory(prefix="sbt-", dir="/tmp") as name:
+            with running_server(Path(name), "--workers", "1") as server, server.client() as client:
+                health = client.health()
+                red_team = RedTeam(client)
+                print(f"{'case':44} {'outcome':14} {'speed':>8} {'twin':>8}  verdict", flush=True)
+                attacks = []
+                for case in suite.CASES:
+                    if arguments.only in case.name:
+                        attacks.append(attack_row(red_team, case))
+                        _print(attacks[-1], f"{case.number:02} {case.name}")
+                honests = []
+                for case in honest.CASES:
+                    if arguments.only in case.name:
+                        honests.append(honest_row(red_team, case))
+                        _print(honests[-1], f"honest {case.name}")
+    finally:
+        remove_secret()
+    bad = [row["name"] for row in (*attacks, *honests) if row["problems"]]
+    report = {
+        "command": shlex.join(sys.argv),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "cores": len(os.sched_getaffinity(0)),
+        "level": health.level,
+        "versions": {
+            "python": platform.python_version(),
+            **{name: importlib.metadata.version(name) for name in ("torch", "triton", "numpy")},
+        },
+        "attacks": len(attacks),
+        "honest": len(honests),
+        "failed": bad,
+        "attack_rows": attacks,
+        "honest_rows": honests,
+    }
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    arguments.out.write_text(json.dumps(report, indent=1) + "\n")
+    print(f"{len(attacks)} attacks, {len(honests)} honest candidates, {len(bad)} not as they must be: {bad}")
+    sys.exit(1 if bad else 0)
+
+
+def _print(row: dict, label: str) -> None:
+    speed, twin = (f"{row[key]:.2f}x" if row.get(key) else "-" for key in ("speedup", "twin_speedup"))
+    verdict = row["problems"][0].splitlines()[0] if row["problems"] else "as it must be"
+    print(f"{label:44} {row['outcome']:14} {speed:>8} {twin:>8}  {verdict[:90]}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
