@@ -70,22 +70,25 @@ class Cgroups:
 
     @staticmethod
     def find() -> Cgroups:
-        """Makes and removes a group to see that it works. Raises NoCgroups."""
+        """Makes and removes a group to see that it works, and removes what killed zygotes have left.
+
+        Raises NoCgroups.
+        """
         found = _version_2() or _version_1()
         if found is None:
             raise NoCgroups("no control group hierarchy with memory and pids is mounted")
         try:
             group = found.make(f"probe-{os.getpid()}", memory_bytes=1 << 30, processes=64)
         except OSError as error:
-            raise NoCgroups(f"cannot be written: {error.strerror} ({error.filename})") from error
+            raise NoCgroups(f"{found.memory}: {error.strerror}") from error
         group.remove()
+        for directory in (found.memory, found.pids):
+            _remove_abandoned(directory)
         return found
 
     def make(self, name: str, *, memory_bytes: int, processes: int) -> Cgroup:
         """A group with limits. Raises OSError."""
-        group = Cgroup(
-            memory=self.memory / f"jail-{name}", pids=self.pids / f"jail-{name}", version=self.version
-        )
+        group = Cgroup(memory=self.memory / f"jail-{name}", pids=self.pids / f"jail-{name}", version=self.version)
         for directory in {group.memory, group.pids}:
             directory.mkdir()
         try:
@@ -98,6 +101,16 @@ class Cgroups:
             group.remove()
             raise
         return group
+
+
+def _remove_abandoned(parent: Path) -> None:
+    for directory in parent.glob("jail-*"):
+        pid = directory.name.rpartition("-")[2]
+        if pid.isdigit() and not os.path.exists(f"/proc/{pid}"):
+            try:
+                directory.rmdir()
+            except OSError:
+                pass  # Somebody lives in it, or was faster.
 
 
 def _version_2() -> Cgroups | None:

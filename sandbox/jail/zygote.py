@@ -101,6 +101,8 @@ class Server:
                 jail.kill()
                 os.kill(jail.supervisor, signal.SIGKILL)
             end_descendants()
+            for jail in self._jails.values():
+                jail.remove()
 
     def _carry_out(self, request: dict[str, Any], fds: list[int]) -> None:
         if request["op"] == "kill":

@@ -24,6 +24,7 @@ import pytest
 import sandbox
 from sandbox.build.artifacts import ArtifactStore
 from sandbox.jail import probe, seccomp
+from sandbox.jail.cgroup import Cgroups, NoCgroups
 from sandbox.jail.faults import JailDied, JailMemory, JailReply, JailTimeout
 from sandbox.jail.limits import Limits
 from sandbox.jail.spawn import Zygote
@@ -124,9 +125,7 @@ def attempt(zygote, code, values, timeout_s=20.0):
         "libc = ctypes.CDLL(None, use_errno=True)\n"
         "def check(result):\n"
         "    if result == -1: raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))\n"
-        "    return result\n"
-        + "".join(f"{name} = {value!r}\n" for name, value in values.items())
-        + f"def attack():\n{body}\n"
+        "    return result\n" + "".join(f"{name} = {value!r}\n" for name, value in values.items()) + f"def attack():\n{body}\n"
         "try: outcome = f'done: {attack()}'\n"
         "except OSError as error: outcome = f'stopped: {error!r}'\n"
         "raise ValueError(outcome)\n"
@@ -139,9 +138,7 @@ def attempt(zygote, code, values, timeout_s=20.0):
 
 
 def load(runner, source, timeout_s=20.0):
-    return runner.call(
-        "load_reference", timeout_s, source=source, entry_point="Model", dtype="float32", device="cpu", seed=1
-    )
+    return runner.call("load_reference", timeout_s, source=source, entry_point="Model", dtype="float32", device="cpu", seed=1)
 
 
 ORDINARY_ATTACKS = {
@@ -199,19 +196,10 @@ ROOT_ATTACKS = {
         "check(libc.syscall(number, VICTIM, ctypes.byref(span), 1, ctypes.byref(span), 1, 0))"
     ),
     "attaching to another process": "check(libc.ptrace(16, VICTIM, 0, 0))",
-    "a handle to any file": (
-        "number = 304 if os.uname().machine == 'x86_64' else 265\n"
-        "check(libc.syscall(number, -100, b'0' * 64, 0))"
-    ),
+    "a handle to any file": ("number = 304 if os.uname().machine == 'x86_64' else 265\ncheck(libc.syscall(number, -100, b'0' * 64, 0))"),
     "a ring of calls": "check(libc.syscall(425, 8, b'\\0' * 120))",
-    "a kernel program": (
-        "number = 321 if os.uname().machine == 'x86_64' else 280\n"
-        "check(libc.syscall(number, 0, b'\\0' * 64, 64))"
-    ),
-    "a performance counter": (
-        "number = 298 if os.uname().machine == 'x86_64' else 241\n"
-        "check(libc.syscall(number, b'\\0' * 120, 0, -1, -1, 0))"
-    ),
+    "a kernel program": ("number = 321 if os.uname().machine == 'x86_64' else 280\ncheck(libc.syscall(number, 0, b'\\0' * 64, 64))"),
+    "a performance counter": ("number = 298 if os.uname().machine == 'x86_64' else 241\ncheck(libc.syscall(number, b'\\0' * 120, 0, -1, -1, 0))"),
     "outliving its judge": "check(libc.prctl(1, 0, 0, 0, 0))",
     "a raw socket": "socket.socket(socket.AF_INET, socket.SOCK_RAW, 1)",
     "a packet socket": "socket.socket(17, socket.SOCK_RAW)",
@@ -251,9 +239,7 @@ def test_a_view_shows_no_more_of_a_home_than_what_leads_to_python(zygotes, outsi
 def test_the_checkout_shows_the_package_alone(zygotes, outside):
     outcome = attempt(zygotes("strict"), "return sorted(os.listdir(ROOT))", outside)
     shown = set(re.findall(r"'([^']*)'", outcome))
-    inside = {
-        Path(p).relative_to(ROOT).parts[0] for p in (sys.prefix, sys.base_prefix) if p.startswith(f"{ROOT}/")
-    }
+    inside = {Path(p).relative_to(ROOT).parts[0] for p in (sys.prefix, sys.base_prefix) if p.startswith(f"{ROOT}/")}
     assert shown == {"sandbox"} | inside, outcome
 
 
@@ -382,6 +368,31 @@ def test_a_jail_ends_with_a_murdered_zygote(scratch):
         assert eventually(lambda family=family: not any(psutil.pid_exists(process.pid) for process in family))
 
 
+def test_no_control_group_outlives_its_jail(scratch):
+    try:
+        cgroups = Cgroups.find()
+    except NoCgroups as error:
+        pytest.skip(f"no control groups here: {error}")
+
+    def groups(pid):
+        return [path for parent in (cgroups.memory, cgroups.pids) for path in parent.glob(f"jail-{pid}")]
+
+    for murder in (False, True):
+        zygote = Zygote(modules=["torch"], threads=1, directory=scratch)
+        finished, left = (zygote.runner(LIMITS, MEMORY_BYTES) for _ in range(2))
+        assert groups(finished.pid) and groups(left.pid)
+        finished.close()
+        assert not groups(finished.pid)
+        if murder:
+            zygote._process.kill()
+            zygote._process.wait()
+            assert eventually(lambda left=left: not psutil.pid_exists(left.pid))
+            Cgroups.find()
+        else:
+            zygote.close()
+        assert not groups(left.pid)
+
+
 def compile_in_jail(zygote, scratch, text, timeout_s=60.0):
     directory = Path(tempfile.mkdtemp(prefix="build-", dir=scratch))
     (directory / "k.cpp").write_text(text)
@@ -406,8 +417,7 @@ def test_a_compile_jail_builds_and_reads_none_of_the_host_s_files(zygote, scratc
 def test_a_compile_jail_has_no_network_and_writes_in_its_directory_alone(zygote, scratch, outside):
     directory = Path(tempfile.mkdtemp(prefix="build-", dir=scratch))
     probe_text = (
-        f"echo x > {outside['FOLDER']}/open/from_compiler; echo x > mine && echo own;"
-        f"exec 3<>/dev/tcp/127.0.0.1/{outside['PORT']} && echo connected"
+        f"echo x > {outside['FOLDER']}/open/from_compiler; echo x > mine && echo own;exec 3<>/dev/tcp/127.0.0.1/{outside['PORT']} && echo connected"
     )
     if not shutil.which("bash"):
         pytest.skip("needs bash, whose /dev/tcp makes connections")
@@ -491,13 +501,9 @@ def test_where_namespaces_are_forbidden_the_next_lower_level_is_found_and_report
 
 
 def test_a_server_does_not_start_below_the_level_asked_for(monkeypatch):
-    poor = replace(
-        probe.offered(), problems={"strict": "mount: refused", "standard": "Landlock is off", "none": ""}
-    )
+    poor = replace(probe.offered(), problems={"strict": "mount: refused", "standard": "Landlock is off", "none": ""})
     monkeypatch.setattr(probe, "offered", lambda: poor)
-    with pytest.raises(
-        SettingsError, match="strict cannot be had here: mount: refused; the best here is none"
-    ):
+    with pytest.raises(SettingsError, match="strict cannot be had here: mount: refused; the best here is none"):
         make_settings(device="cpu", isolation="strict")
     with pytest.raises(SettingsError, match="mount: refused.*Landlock is off.*--isolation none"):
         make_settings(device="cpu")
@@ -530,10 +536,7 @@ def test_a_server_says_at_which_level_it_runs(short_dir):
             str(server.socket),
             "--isolation",
         ]
-        refused, done = (
-            subprocess.run([*command, level], cwd=ROOT, capture_output=True, text=True, timeout=120)
-            for level in ("strict", "standard")
-        )
+        refused, done = (subprocess.run([*command, level], cwd=ROOT, capture_output=True, text=True, timeout=120) for level in ("strict", "standard"))
     assert refused.returncode == 2 and "runs at level standard" in refused.stderr
     assert done.returncode == 0 and "outcome   ok" in done.stdout, done.stdout + done.stderr
 
