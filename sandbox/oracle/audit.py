@@ -62,14 +62,15 @@ def audit(
     theirs = Outputs(order, reference.outputs, calls, left_s())
     ours = Outputs(reference.order, reference.outputs, calls, left_s())
     found = Audit(calls=calls)
-    for block in rng.sample(pool.blocks, len(pool.blocks)):
+    for number, block in enumerate(rng.sample(pool.blocks, len(pool.blocks))):
         places = sample_places(reference.outputs, rng)
         run = theirs.run(block, places, left_s())
         checked = rng.randrange(calls)
         got = [output.clone() for output in theirs.of_call(checked)]
         expected = ours.run(block, places, left_s())
-        found.candidate.append(run)
-        found.reference.append(expected)
+        if number:  # the first block makes the memory that the others use again: its outputs count, its time does not
+            found.candidate.append(run)
+            found.reference.append(expected)
         _check(run.samples, expected.samples, theirs, ours, compare)
         right = [output.clone() for output in ours.of_call(checked)]
         trial = compare(right, got)
