@@ -79,6 +79,7 @@ def get_config() -> ConfigDict:
             device="cpu",
             language="cpp",
             form="kernel",
+            isolation="",  # "strict", "standard" or "none"; "" takes the best that the host offers
             workers=2,
             threads=2,  # threads of candidate and baseline alike
             correctness_trials=2,

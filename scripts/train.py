@@ -90,6 +90,7 @@ def _sandbox_arguments(cfg, workdir: Path) -> list[str]:
     s = cfg.sandbox
     return [
         "--device", s.device, "--workers", str(s.workers), "--threads", str(s.threads), "--cache", str((workdir / "sandbox_cache").absolute()),
+        *(["--isolation", s.isolation] if s.isolation else []),
     ]  # fmt: skip
 
 

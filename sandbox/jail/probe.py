@@ -20,7 +20,7 @@ from sandbox.jail import confine, landlock
 from sandbox.jail.limits import Limits
 from sandbox.jail.plan import LEVELS, Host, JailSetupError, Level, Plan
 
-TRY_S = 60.0
+TRY_S = 120.0
 CHECK = """
 import ctypes, os, socket
 open('written', 'w').write('x')
@@ -29,6 +29,21 @@ assert 'NoNewPrivs:\\t1' in status
 assert os.read(os.open('/dev/urandom', os.O_RDONLY), 1)
 print(os.getuid(), 'CapEff:\\t0000000000000000' in status)
 """
+
+CUDA_CHECK = """
+import ctypes
+cuda = ctypes.CDLL('libcuda.so.1')
+def must(name, *arguments):
+    code = getattr(cuda, name)(*arguments)
+    assert code == 0, f'{name} answers {code}'
+must('cuInit', 0)
+device, context, memory = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_uint64()
+must('cuDeviceGet', ctypes.byref(device), 0)
+must('cuDevicePrimaryCtxRetain', ctypes.byref(context), device)
+must('cuCtxSetCurrent', context)
+must('cuMemAlloc_v2', ctypes.byref(memory), ctypes.c_size_t(1 << 20))
+"""
+GPU_MEMORY_BYTES = 8 << 30
 
 
 class IsolationError(RuntimeError):
@@ -161,11 +176,18 @@ def _try_all(directory: str) -> Offer:
     host = Host.find(tempfile.mkdtemp(dir=directory))
     problems, own_user, capable = {}, {}, {}
     for level in LEVELS:
-        problems[level], said = _try(level, host, tempfile.mkdtemp(dir=directory))
+        problems[level], said = _try(level, host, directory, CHECK, Limits(memory_bytes=1 << 30))
         user, powerless = said.split() if not problems[level] else (os.getuid(), "True")
         # Inside its namespace every jail's user has the same number.
         own_user[level] = host.own_users if level == "strict" else int(user) != os.getuid()
         capable[level] = powerless != "True"
+    if os.path.exists("/dev/nvidiactl"):
+        limits = Limits(memory_bytes=None, open_files=4096, gpu=True)
+        without_cuda = {
+            level: _try(level, host, directory, CUDA_CHECK, limits)[0] for level in LEVELS if not problems[level]
+        }
+        if not without_cuda.get("none", "no jail at all"):  # else the GPU itself is out of order, whatever the level
+            problems |= {level: f"CUDA: {problem}" for level, problem in without_cuda.items() if problem}
     return Offer(
         problems=problems,
         own_user=own_user,
@@ -175,18 +197,18 @@ def _try_all(directory: str) -> Offer:
     )
 
 
-def _try(level: Level, host: Host, private: str) -> tuple[str, str]:
-    """Why a jail of a level cannot be entered and used, or an empty string; and what was printed in it."""
-    limits = Limits(memory_bytes=1 << 30)
-    plan = Plan(level=level, directory=private, on_disk=False, limits=limits, memory_bytes=1 << 30)
+def _try(level: Level, host: Host, directory: str, program: str, limits: Limits) -> tuple[str, str]:
+    """Why a jail of a level cannot be entered and run a program, or an empty string; and what was printed in it."""
+    memory_bytes = limits.memory_bytes or GPU_MEMORY_BYTES
+    private = tempfile.mkdtemp(dir=directory)
+    plan = Plan(level=level, directory=private, on_disk=False, limits=limits, memory_bytes=memory_bytes)
+    environment = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in os.environ}
     read_end, write_end = os.pipe()
 
     def run() -> None:
         os.dup2(write_end, 1)
         os.dup2(write_end, 2)
-        os.execve(
-            sys.executable, [sys.executable, "-I", "-S", "-c", CHECK], {"PATH": os.environ.get("PATH", "")}
-        )
+        os.execve(sys.executable, [sys.executable, "-I", "-S", "-c", program], environment)
 
     try:
         jail = confine.launch(plan, host, run)

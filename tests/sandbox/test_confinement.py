@@ -554,3 +554,18 @@ def test_every_architecture_has_a_complete_filter():
     for machine in seccomp.ARCHITECTURES:
         code = seccomp.program(machine, False, 1234, False)
         assert len(code) % 8 == 0 and len(code) // 8 < 4096
+
+
+@pytest.mark.parametrize("broken_everywhere", [False, True])
+def test_a_level_at_which_cuda_does_not_start_is_not_offered_on_a_machine_with_a_gpu(monkeypatch, tmp_path, broken_everywhere):
+    offered_or_skip("strict")
+    there = os.path.exists
+    monkeypatch.setattr(os.path, "exists", lambda path: path == "/dev/nvidiactl" or there(path))
+    refused = "True" if broken_everywhere else "os.getcwd() == '/private'"
+    monkeypatch.setattr(probe, "CUDA_CHECK", f"import os\nassert not ({refused}), 'cuInit answers 304'")
+    offer = probe._try_all(str(tmp_path))
+    if broken_everywhere:  # the GPU is out of order, which is no fault of the jail's
+        assert offer.best == "strict" and not any(offer.problems.values())
+    else:
+        assert offer.best != "strict"
+        assert "CUDA" in offer.problems["strict"] and "304" in offer.problems["strict"]
