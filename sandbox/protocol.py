@@ -130,6 +130,9 @@ class Options(_Request):
     memory_bytes: int = Field(default=4 << 30, ge=64 << 20, le=1 << 40)
     target_arch: str | None = Field(default=None, pattern=r"^sm_[0-9]{2,3}[af]?$")
     """Say whether Triton kernels compile for this GPU, such as "sm_90"; it need not be there."""
+    audit: bool = True
+    """On a CPU, hold the timing against calls on inputs that the candidate has never seen. False saves a third of the time
+    where nobody can gain by cheating, as with kernels of the client's own generator."""
     admit: bool = False
     """Reject a task that a trivial answer (zeros, a constant, an input, the output for other inputs) would
     pass."""

@@ -96,7 +96,7 @@ def judge_untimed(
 ) -> list[Verdict]:
     """Verdicts on the kernels that are not to be timed, in their order."""
     requests = [Request(task=c.task, source=c.variant.source) for c in chosen if not c.timed]
-    return judge.evaluate(requests, phase="corpus/untimed", progress=progress, timed=False)
+    return judge.evaluate(requests, phase="corpus/untimed", progress=progress, timed=False, trusted=True)
 
 
 def judge_all(
@@ -117,7 +117,7 @@ def judge_all(
     order = sorted(range(len(chosen)), key=lambda i: not chosen[i].timed)
     chosen = [chosen[i] for i in order]
     requests = [Request(task=c.task, source=c.variant.source) for c in chosen if c.timed]
-    verdicts = judge.evaluate(requests, phase="corpus", progress=progress)
+    verdicts = judge.evaluate(requests, phase="corpus", progress=progress, trusted=True)
     verdicts += judge_untimed(chosen, judge, progress=progress)
     kernels, counts = [], Counter()
     for c, verdict in zip(chosen, verdicts, strict=True):

@@ -474,7 +474,8 @@ class Judge:
                 trial.check_kept(side.slots[side.kept % len(side.slots)])
                 trial.check_changed_inputs()
                 if not on_gpu:
-                    trial.audit(left)
+                    if options.audit:
+                        trial.audit(left)
                     _check_own_code(job, reference, candidate, verdict)
             if not on_gpu:
                 # Still alone: the end of a process would disturb the next measurement.

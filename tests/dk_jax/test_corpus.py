@@ -42,7 +42,8 @@ class Judge:
     def __init__(self):
         self.asked = []
 
-    def evaluate(self, requests, *, phase, progress=None, timed=True):
+    def evaluate(self, requests, *, phase, progress=None, timed=True, trusted=False):
+        assert trusted
         out = []
         for request in requests:
             self.asked.append((request.task.name, request.source, timed))
