@@ -229,6 +229,17 @@ def test_tasks_are_judged_side_by_side():
     assert len(make_judge(Meeting(), max_parallel=2).evaluate(requests((A, "x"), (B, "y")), phase="p")) == 2
 
 
+def test_precautions_against_cheating_are_left_out_for_trusted_candidates_alone():
+    client = FakeClient()
+    judge = make_judge(client)
+    judge.evaluate(requests((A, "x")), phase="corpus", trusted=True)
+    judge.evaluate(requests((A, "y")), phase="rl")
+    (trusted_task, _, trusted), (usual_task, _, usual) = client.calls
+    assert not trusted.audit and not trusted_task.variants
+    assert usual.audit and len(usual_task.variants) >= 3
+    assert trusted.correctness_trials == usual.correctness_trials and trusted.timing == usual.timing
+
+
 def test_progress_counts_every_sample_once(tmp_path):
     asked = requests((A, "x"), (A, "x"), (B, "y"))
     for _ in range(2):  # judged, then replayed
