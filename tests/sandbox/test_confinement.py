@@ -6,6 +6,7 @@ failure at the other levels says something.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -557,15 +558,26 @@ def test_every_architecture_has_a_complete_filter():
 
 
 @pytest.mark.parametrize("broken_everywhere", [False, True])
-def test_a_level_at_which_cuda_does_not_start_is_not_offered_on_a_machine_with_a_gpu(monkeypatch, tmp_path, broken_everywhere):
+def test_a_level_at_which_cuda_does_not_start_is_not_offered_on_a_machine_with_a_gpu(tmp_path, broken_everywhere):
     offered_or_skip("strict")
-    there = os.path.exists
-    monkeypatch.setattr(os.path, "exists", lambda path: path == "/dev/nvidiactl" or there(path))
     refused = "True" if broken_everywhere else "os.getcwd() == '/private'"
-    monkeypatch.setattr(probe, "CUDA_CHECK", f"import os\nassert not ({refused}), 'cuInit answers 304'")
-    offer = probe._try_all(str(tmp_path))
+    program = f"""
+import json, os, sys
+from sandbox.jail import probe
+there = os.path.exists
+os.path.exists = lambda path: path == "/dev/nvidiactl" or there(path)
+probe.CUDA_CHECK = "import os\\nassert not ({refused}), 'cuInit answers 304'"
+offer = probe._try_all(sys.argv[1])
+print(json.dumps([offer.best, offer.problems]))
+"""
+    # In a process of its own: the probe forks, which this one with its threads must not.
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", program, str(tmp_path)],
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=120, check=True,
+    )  # fmt: skip
+    best, problems = json.loads(done.stdout)
     if broken_everywhere:  # the GPU is out of order, which is no fault of the jail's
-        assert offer.best == "strict" and not any(offer.problems.values())
+        assert best == "strict" and not any(problems.values())
     else:
-        assert offer.best != "strict"
-        assert "CUDA" in offer.problems["strict"] and "304" in offer.problems["strict"]
+        assert best != "strict"
+        assert "CUDA" in problems["strict"] and "304" in problems["strict"]
