@@ -18,8 +18,8 @@ from sandbox.build.roads import BuiltExtension, ExtensionBuilder, RequesterGrew
 from sandbox.jail import nvml
 from sandbox.jail.device_cuda import physical_index
 from sandbox.jail.faults import JailTimeout
+from sandbox.jail.jailed import Runner
 from sandbox.jail.processes import jail_bytes
-from sandbox.jail.spawn import Runner
 from sandbox.oracle.draft import Draft
 from sandbox.oracle.failures import Failure
 from sandbox.verdict.coverage import OwnKernel

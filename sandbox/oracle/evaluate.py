@@ -11,40 +11,27 @@ buffers it already knows.
 
 from __future__ import annotations
 
-import os
 import random
 import secrets
-import select
 import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from sandbox.build import BuildFailed, BuildUnavailable
-from sandbox.build.artifacts import ArtifactStore, sealed_copy
-from sandbox.build.cpp import build_kernel, disk_full
-from sandbox.build.roads import ExtensionBuilder
-from sandbox.build.triton import CompileReport
-from sandbox.jail.faults import JailError, JailTimeout, ZygoteLost
-from sandbox.jail.limits import Limits
+from sandbox.build import BuildUnavailable
+from sandbox.build.artifacts import ArtifactStore
+from sandbox.build.cpp import disk_full
+from sandbox.jail.jailed import Runner
 from sandbox.jail.plan import Level
-from sandbox.jail.spawn import Runner, Zygote
-from sandbox.jail.tensors import pack
 from sandbox.oracle.admission import admission_problem
-from sandbox.oracle.builds import Builds, device_arch, excess_of
+from sandbox.oracle.builds import Builds
 from sandbox.oracle.clock import PLANS, Side, measure
 from sandbox.oracle.draft import Draft, Job
 from sandbox.oracle.failures import Failure, blamed_on_candidate
-from sandbox.oracle.gpu import (
-    compile_for,
-    device_watch,
-    launch_cost_ms,
-    measure_coverage,
-    raise_to_profile,
-    runner_environment,
-)
+from sandbox.oracle.gpu import measure_coverage, raise_to_profile
 from sandbox.oracle.idle import BaselineWatch, family
+from sandbox.oracle.loading import Loader
 from sandbox.oracle.reference import Reference, References, TaskRejected
 from sandbox.oracle.trials import Trials
 from sandbox.protocol import EvaluationResult, Finding, KernelTime, Stage
@@ -54,15 +41,6 @@ from sandbox.verdict.integrity import NO_KERNEL, own_libraries
 
 FULL_DISK_BYTES = 1 << 20
 """With less than this left on the disk a failure says nothing about the candidate."""
-LAUNCH_MEMORY_BYTES = 8 << 30
-COMPILE_SLOT = 1001
-"""Slot of the inputs on which kernels are compiled ahead of time."""
-ZYGOTE_MODULES = {
-    "plain": ["torch"],
-    "triton": ["torch", "triton"],
-    "interpreter": ["torch", "triton"],
-    "gpu": ["torch", "sandbox.jail.preload_cuda"],
-}
 
 
 class Gate:
@@ -82,7 +60,7 @@ class Gate:
 
 
 class Judge:
-    """Evaluates candidates one after another; holds the zygotes and the warm references.
+    """Evaluates candidates one after another; holds the warm references.
 
     Args:
       scratch: private directories of runners and builds are made here.
@@ -107,25 +85,22 @@ class Judge:
         warm_references: int = 6,
         isolation: Level | None = None,
     ):
-        self._scratch, self._store, self._threads = scratch, store, threads
+        self._scratch, self._store = scratch, store
+        self._loader = Loader(
+            scratch=scratch, store=store, threads=threads, interrupt=interrupt, isolation=isolation
+        )
         self._gate = gate or Gate()
-        self._interrupt = interrupt
-        self._isolation = isolation
         self._on_stage = on_stage or (lambda _id, _stage: None)
-        self._zygotes: dict[str, Zygote] = {}
-        self._launch_costs_ms: dict[tuple[str, str], float] = {}
         self._references = References(warm_references)
 
     def start(self) -> None:
         """Starts what every evaluation needs, so that the first one does not pay for it."""
-        self._zygote("plain")
+        self._loader.start()
 
     def close(self) -> None:
         """Ends all runners and zygotes."""
         self._references.close()
-        for zygote in self._zygotes.values():
-            zygote.close()
-        self._zygotes.clear()
+        self._loader.close()
 
     def evaluate(self, job: Job) -> EvaluationResult:
         """The verdict on one candidate.
@@ -158,16 +133,18 @@ class Judge:
         device, options = job.task.device, job.options
         with self._gate.shared("cpu" if job.candidate.form == "kernel" else device):
             with verdict.measured("reference"):
-                reference = self._reference(job)
+                reference = self._references.get(job.task, lambda: self._loader.reference(job))
             try:
                 if options.admit:
                     with verdict.measured("admission"):
                         problem = admission_problem(reference, secrets.randbits(40))
                     if problem:
                         raise TaskRejected(problem)
-                self._compile_ahead(job, reference, verdict)
+                self._loader.compile_ahead(job, reference, verdict)
                 builds = Builds(options.build_s)
-                candidate = self._load(job, reference, verdict, builds)
+                candidate = self._loader.load(
+                    job, reference, verdict, builds, lambda: self._reached(verdict, "built")
+                )
             except Failure:
                 raise
             except BaseException:
@@ -203,175 +180,6 @@ class Judge:
         verdict.stage = stage
         self._on_stage(verdict.job.id, stage)
 
-    def _zygote(self, flavour: str) -> Zygote:
-        """Zygotes differ in what they have imported: Triton decides at import whether it interprets."""
-        if flavour not in self._zygotes:
-            modules = ZYGOTE_MODULES[flavour]
-            environment = {"TRITON_INTERPRET": "1"} if flavour == "interpreter" else {}
-            self._zygotes[flavour] = Zygote(
-                modules=modules,
-                threads=self._threads,
-                directory=self._scratch,
-                environment=environment,
-                interrupt=self._interrupt,
-                level=self._isolation,
-            )
-        return self._zygotes[flavour]
-
-    def _limits(self, job: Job) -> Limits:
-        on_cpu = job.task.device == "cpu"
-        return Limits(
-            memory_bytes=job.options.memory_bytes if on_cpu else None,
-            open_files=256 if on_cpu else 4096,
-            gpu=not on_cpu,
-        )
-
-    def _reference(self, job: Job) -> Reference:
-        options = job.options
-
-        def make() -> Reference:
-            runner = self._zygote("plain").runner(self._limits(job), options.memory_bytes, env=self._env(job))
-            runner.watch = device_watch(job.task.device)
-            return Reference(
-                job.task, runner, seed=secrets.randbits(40), load_s=options.load_s, check_s=options.check_s
-            )
-
-        return self._references.get(job.task, make)
-
-    def _env(self, job: Job) -> dict[str, str]:
-        return {} if job.task.device == "cpu" else runner_environment()
-
-    def _builder(self, job: Job, runner: Runner) -> ExtensionBuilder:
-        """Builds what the candidate in `runner` asks for."""
-        return ExtensionBuilder(
-            store=self._store,
-            zygote=self._zygote("plain"),
-            scratch=self._scratch,
-            arch=device_arch(job.task.device),
-            pause=self._pause,
-            excess=lambda: excess_of(runner),
-        )
-
-    def _pause(self, seconds: float) -> None:
-        """Sleeps, unless the broker speaks."""
-        if self._interrupt is None:
-            time.sleep(seconds)
-        elif select.select([self._interrupt[0]], [], [], seconds)[0]:
-            self._interrupt[1]()
-
-    def _load(self, job: Job, reference: Reference, verdict: Draft, builds: Builds) -> Runner:
-        candidate, options = job.candidate, job.options
-        if candidate.form == "kernel":
-            if reference.signature is None:
-                raise TaskRejected(f"the task has no bare kernel form: {reference.signature_error}")
-            verdict.kernel_signature = reference.signature.declaration
-            with verdict.measured("build"):
-                library = self._build_kernel(job, reference)
-            self._reached(verdict, "built")
-            try:
-                with verdict.measured("load"):
-                    runner = self._zygote("plain").runner(
-                        self._limits(job), options.memory_bytes, files=[library]
-                    )
-            finally:
-                os.close(library)
-            entries, buffers = pack(reference.state)
-            order = {
-                "command": "load_kernel",
-                "timeout_s": options.load_s,
-                "device": job.task.device,
-                "dtype": job.task.dtype,
-                "outputs": reference.outputs,
-                "is_tuple": reference.is_tuple,
-            }
-        else:
-            with verdict.measured("load"):
-                zygote = self._zygote(_flavour(job))
-                runner = zygote.runner(self._limits(job), options.memory_bytes, env=self._env(job))
-                runner.watch = device_watch(job.task.device)
-            runner.serve = builds.served_to(lambda: self._builder(job, runner))
-            entries, buffers = pack(reference.init_tensors)
-            order = {
-                "command": "load_module",
-                "timeout_s": options.load_s,
-                "source": candidate.source,
-                "entry_point": candidate.entry_point,
-                "dtype": job.task.dtype,
-                "device": job.task.device,
-                "language": candidate.language,
-                "seed": reference.seed,
-                "init": reference.init,
-            }
-        try:
-            blamed = blamed_on_candidate(runner, "loading", order["timeout_s"], options.memory_bytes)
-            with verdict.measured("load"), blamed:
-                reply = runner.call(buffers=buffers, tensors=entries, **order).header
-        except BaseException:
-            runner.close()
-            raise
-        finally:
-            builds.book(verdict, "load")
-        if not reply.get("honest_clock", False):
-            verdict.untimed = "speed is not measured in Triton's interpreter"
-        return runner
-
-    def _compile_ahead(self, job: Job, reference: Reference, verdict: Draft) -> None:
-        """Notes whether the candidate's Triton kernels compile for `target_arch`, in a runner of its own."""
-        candidate, options = job.candidate, job.options
-        if options.target_arch is None or candidate.language != "triton":
-            return
-        inputs = reference.inputs(secrets.randbits(40), COMPILE_SLOT)
-        limits = Limits(memory_bytes=options.memory_bytes)
-        with (
-            verdict.measured("compile"),
-            self._zygote("triton").runner(limits, options.memory_bytes) as runner,
-        ):
-            entries, buffers = pack(reference.init_tensors)
-            try:
-                runner.call(
-                    "load_module",
-                    options.load_s,
-                    buffers,
-                    source=candidate.source,
-                    entry_point=candidate.entry_point,
-                    dtype=job.task.dtype,
-                    device=f"aot:{options.target_arch}",
-                    language="triton",
-                    seed=reference.seed,
-                    init=reference.init,
-                    tensors=entries,
-                )
-                entries, buffers = pack(inputs.tensors)
-                runner.call("set_inputs", options.load_s, buffers, slot=0, args=inputs.args, tensors=entries)
-            except ZygoteLost:
-                raise
-            except JailError as error:
-                report = CompileReport(arch=options.target_arch, builds=(), stopped=str(error)[:500])
-            else:
-                report = compile_for(runner.call, 0, options.build_s, options.target_arch)
-        verdict.compiled = feedback.failed(*report.summary_parts())
-        verdict.notes.append(verdict.compiled)
-
-    def _launch_ms(self, device: str, kind: str) -> float:
-        """What an empty call costs on a GPU, measured once; 0 on a CPU.
-
-        Raises:
-          BuildUnavailable: it cannot be measured.
-        """
-        if device == "cpu":
-            return 0.0
-        if (device, kind) not in self._launch_costs_ms:
-            limits = Limits(memory_bytes=None, open_files=4096, gpu=True)
-            env = runner_environment()
-            try:
-                with self._zygote("gpu").runner(limits, LAUNCH_MEMORY_BYTES, env=env) as runner:
-                    self._launch_costs_ms[device, kind] = launch_cost_ms(runner.call, device, kind)
-            except ZygoteLost:
-                raise
-            except JailError as error:
-                raise BuildUnavailable(f"an empty call on {device} cannot be timed: {error}") from error
-        return self._launch_costs_ms[device, kind]
-
     def _cover(self, job: Job, candidate: Runner, slot: int, verdict: Draft, builds: Builds) -> None:
         """Takes the share of device time in the candidate's own kernels. Raises Failure if it has none to
         speak of."""
@@ -396,23 +204,6 @@ class Judge:
                 finding,
             )
 
-    def _build_kernel(self, job: Job, reference: Reference) -> int:
-        """Builds and opens the library; returns a descriptor of a sealed copy that no one can change."""
-        try:
-            artifact = build_kernel(
-                job.candidate.source,
-                reference.signature,
-                store=self._store,
-                zygote=self._zygote("plain"),
-                scratch=self._scratch,
-                timeout_s=job.options.build_s,
-            )
-        except BuildFailed as error:
-            raise Failure("build_failed", feedback.build_failed(str(error))) from error
-        except JailTimeout as error:
-            raise Failure("timeout", f"building took too long: {error}") from error
-        return sealed_copy(artifact.path)
-
     def _time(
         self,
         job: Job,
@@ -434,9 +225,9 @@ class Judge:
         waited = time.monotonic()
         with self._gate.exclusive(job.task.device):
             verdict.stage_s["gate"] = round(time.monotonic() - waited, 6)
-            eager_launch_ms = self._launch_ms(job.task.device, "eager")
+            eager_launch_ms = self._loader.launch_ms(job.task.device, "eager")
             own_kind = "triton" if job.candidate.language == "triton" else "eager"
-            launch_ms = self._launch_ms(job.task.device, own_kind)
+            launch_ms = self._loader.launch_ms(job.task.device, own_kind)
             deadline = time.monotonic() + options.time_s
 
             def left() -> float:
@@ -513,9 +304,3 @@ def _check_own_code(job: Job, reference: Reference, candidate: Runner, verdict: 
             f"no work is done by a kernel of the candidate's own: {NO_KERNEL}",
             Finding(rule="coverage", evidence=NO_KERNEL),
         )
-
-
-def _flavour(job: Job) -> str:
-    if job.task.device != "cpu":
-        return "gpu"
-    return "interpreter" if job.candidate.language == "triton" else "plain"

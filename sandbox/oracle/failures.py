@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from sandbox.jail.faults import JailDied, JailMemory, JailReply, JailTimeout, ZygoteLost
-from sandbox.jail.spawn import Runner
+from sandbox.jail.jailed import Runner
 from sandbox.protocol import Finding, Outcome
 from sandbox.verdict import feedback
 

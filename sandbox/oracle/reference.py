@@ -13,7 +13,7 @@ import torch
 from sandbox.build.signature import KernelSignature, SignatureError, make_signature
 from sandbox.jail.faults import JailDied, JailError, JailMemory, JailReply, JailTimeout, ZygoteLost
 from sandbox.jail.frames import Message
-from sandbox.jail.spawn import Runner
+from sandbox.jail.jailed import Runner
 from sandbox.jail.tensors import decode, describe, pack, unpack
 from sandbox.oracle.fresh import USES, Pool
 from sandbox.protocol import TaskSpec

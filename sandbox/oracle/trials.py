@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from sandbox.jail.spawn import Runner
+from sandbox.jail.jailed import Runner
 from sandbox.jail.tensors import pack
 from sandbox.oracle.audit import RULED_BY, AuditFailed, audit, rule
 from sandbox.oracle.draft import Draft, Job

@@ -10,25 +10,21 @@ JSON with every sample, the load of the machine before it, versions, cores, date
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import os
 import platform
-import shlex
 import statistics
-import sys
 import tempfile
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
+from serving import provenance
 
-from sandbox.build.artifacts import ArtifactStore  # noqa: E402
-from sandbox.build.cpp import find_compiler  # noqa: E402
-from sandbox.build.extension import parse_request  # noqa: E402
-from sandbox.build.roads import ExtensionBuilder  # noqa: E402
-from sandbox.jail.spawn import Zygote  # noqa: E402
+from sandbox.build.artifacts import ArtifactStore
+from sandbox.build.cpp import find_compiler
+from sandbox.build.extension import parse_request
+from sandbox.build.roads import ExtensionBuilder
+from sandbox.jail.spawn import Zygote
 
 FLAGS = ["-O3"]
 SOURCES = {
@@ -111,9 +107,7 @@ def main() -> None:
 
 def measure(zygote: Zygote, scratch: Path, options: argparse.Namespace) -> dict:
     """All samples, and their medians by road."""
-    import torch
-
-    date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    began = provenance()
     fast = ExtensionBuilder(store=ArtifactStore(scratch / "fast"), zygote=zygote, scratch=scratch)
     one_time = timed_build(fast, "int warm_up() { return NUMBER; }", ["warm_up"])
     samples = []
@@ -129,12 +123,8 @@ def measure(zygote: Zygote, scratch: Path, options: argparse.Namespace) -> dict:
         road: [sample["wall_s"] for sample in samples if sample["road"] == road] for road in ("fast", "plain")
     }
     return {
-        "date": date,
-        "command": shlex.join(["python", "scripts/bench/build_roads.py", *sys.argv[1:]]),
-        "cores": len(os.sched_getaffinity(0)),
+        **began,
         "processor": platform.processor() or platform.machine(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
         "compiler": find_compiler().version,
         "isolation": zygote.level,
         "flags": FLAGS,

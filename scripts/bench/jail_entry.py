@@ -11,23 +11,20 @@ not controlled: `load` says how much there was.
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import os
 import platform
-import shlex
 import shutil
 import statistics
-import sys
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from serving import provenance
 
-from sandbox.jail.limits import Limits  # noqa: E402
-from sandbox.jail.probe import offered  # noqa: E402
-from sandbox.jail.spawn import Zygote  # noqa: E402
-from sandbox.settings import make_scratch  # noqa: E402
+from sandbox.jail.limits import Limits
+from sandbox.jail.probe import offered
+from sandbox.jail.spawn import Zygote
+from sandbox.settings import make_scratch
 
 MEMORY_BYTES = 1 << 30
 EMPTY_MODULE = "class ModelNew:\n    pass\n"
@@ -90,10 +87,8 @@ def main() -> None:
         for level, runs in samples.items()
     }
     result = {
-        "command": shlex.join(["python", *sys.argv]),
-        "date": datetime.date.today().isoformat(),
+        **provenance(),
         "kernel": platform.release(),
-        "cores": len(os.sched_getaffinity(0)),
         "user": "root" if os.getuid() == 0 else "ordinary",
         "control_groups": not offered().no_cgroups,
         "load": os.getloadavg()[0],

@@ -11,25 +11,16 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import datetime
-import importlib.metadata
 import json
-import platform
-import shlex
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
+from serving import private_server, provenance
 
-from sandbox.client import SandboxClient, SandboxUnavailable  # noqa: E402
-from sandbox.jail import nvml  # noqa: E402
-from sandbox.protocol import Candidate, EvaluationResult, Options, TaskSpec  # noqa: E402
+from sandbox.client import SandboxClient
+from sandbox.protocol import Candidate, EvaluationResult, Options, TaskSpec
 
 TASK = """
 import torch
@@ -75,34 +66,13 @@ def candidate(number: int, mark: str = "") -> Candidate:
 
 
 @contextlib.contextmanager
-def server(device: str, workers: int) -> Iterator[SandboxClient]:
-    """A private server with an empty cache.
-
-    Raises:
-        SystemExit: If it does not answer within two minutes; its log goes with it.
-    """
-    with tempfile.TemporaryDirectory() as directory:
-        socket, log = Path(directory) / "s.sock", Path(directory) / "log"
-        command = [sys.executable, "-m", "sandbox", "serve", "--socket", str(socket), "--device", device]
-        with open(log, "w") as output:
-            process = subprocess.Popen(
-                [*command, "--workers", str(workers), "--cache", f"{directory}/cache"],
-                cwd=ROOT, stdout=output, stderr=subprocess.STDOUT,
-            )  # fmt: skip
-        client, deadline = SandboxClient(socket, timeout_s=60), time.monotonic() + 120
-        try:
-            while True:
-                with contextlib.suppress(SandboxUnavailable):
-                    if client.health().queue.workers_ready:
-                        break
-                if process.poll() is not None or time.monotonic() > deadline:
-                    raise SystemExit(f"the server did not start:\n{log.read_text()[-4000:]}")
-                time.sleep(0.1)
+def _client(arguments: argparse.Namespace) -> Iterator[SandboxClient]:
+    if arguments.socket:
+        with contextlib.closing(SandboxClient(arguments.socket, timeout_s=60)) as client:
             yield client
-        finally:
-            client.close()
-            process.terminate()
-            process.wait(60)
+    else:
+        with private_server(arguments.device, arguments.workers) as server:
+            yield server.client
 
 
 def judged(result: EvaluationResult) -> dict:
@@ -136,12 +106,7 @@ def main() -> None:
     arguments = parser.parse_args()
     task = TaskSpec(reference=TASK.format(rows=arguments.rows), name="multiply_add", device=arguments.device)
     options = Options(timing="quick" if arguments.device.startswith("cuda") else "none")
-    opened = (
-        contextlib.closing(SandboxClient(arguments.socket, timeout_s=60))
-        if arguments.socket
-        else server(arguments.device, arguments.workers)
-    )
-    with opened as client:
+    with _client(arguments) as client:
         client.evaluate(task, [candidate(9999, "warm-up")], options)
         idle = []
         for number in range(arguments.candidates):
@@ -161,15 +126,8 @@ def main() -> None:
         ]
     seconds = [entry["seconds"] for entry in idle]
     medians = [entry["median_ms"] for entry in repeats if entry["median_ms"]]
-    gpu = next(iter(nvml.gpus()), None)
     report = {
-        "command": shlex.join(sys.argv),
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "card": gpu and {"name": gpu.name, "arch": gpu.arch, "driver": gpu.driver, "bytes": gpu.total_bytes},
-        "versions": {
-            "python": platform.python_version(),
-            **{name: importlib.metadata.version(name) for name in ("torch", "triton", "numpy")},
-        },
+        **provenance(),
         "latency_s": {"median": statistics.median(seconds), "best": min(seconds), "worst": max(seconds)},
         "batch": {
             "candidates": len(batch), "workers": arguments.workers, "seconds": batch_s,

@@ -10,24 +10,18 @@ honest work failed.
 from __future__ import annotations
 
 import argparse
-import datetime
-import importlib.metadata
 import json
-import os
-import platform
-import shlex
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
+from serving import ROOT, provenance
 
-from tests.redteam import honest, suite  # noqa: E402
-from tests.redteam.attacks_channel import plant_secret, remove_secret  # noqa: E402
-from tests.redteam.case import RedTeam, problems  # noqa: E402
-from tests.sandbox.helpers import running_server  # noqa: E402
+from tests.redteam import honest, suite
+from tests.redteam.attacks_channel import plant_secret, remove_secret
+from tests.redteam.case import RedTeam, problems
+from tests.sandbox.helpers import running_server
 
 
 def attack_row(red_team: RedTeam, case) -> dict:
@@ -91,14 +85,8 @@ def main() -> None:
         remove_secret()
     bad = [row["name"] for row in (*attacks, *honests) if row["problems"]]
     report = {
-        "command": shlex.join(sys.argv),
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "cores": len(os.sched_getaffinity(0)),
+        **provenance(),
         "level": health.level,
-        "versions": {
-            "python": platform.python_version(),
-            **{name: importlib.metadata.version(name) for name in ("torch", "triton", "numpy")},
-        },
         "attacks": len(attacks),
         "honest": len(honests),
         "failed": bad,

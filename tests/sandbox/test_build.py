@@ -173,3 +173,12 @@ def test_the_store_survives_simultaneous_publishers_and_prunes_the_oldest(tmp_pa
     assert store.prune(limit_bytes=2500) == 1
     assert store.find(keys[0]) is None and store.find(keys[1]) is not None
     assert ArtifactStore.key("ab", "c") != ArtifactStore.key("a", "bc")
+
+
+def test_a_library_that_is_a_link_to_another_file_is_not_taken(tmp_path):
+    (tmp_path / "secret").write_text("what must not get out")
+    (tmp_path / "kernel.so").symlink_to(tmp_path / "secret")
+    store = ArtifactStore(tmp_path / "store")
+    with pytest.raises(OSError):
+        store.publish("ab" * 32, tmp_path / "kernel.so")
+    assert store.find("ab" * 32) is None

@@ -1,0 +1,145 @@
+"""A jailed process as the oracle holds it: its end, its output, its private directory and, of a runner, the conversation.
+
+`sandbox.jail.spawn.Zygote` makes them and does the waiting.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sandbox.jail.capture import Capture
+from sandbox.jail.faults import Exit, JailDied, JailMemory, JailReply, JailTimeout
+from sandbox.jail.frames import Channel, ChannelClosed, FrameError, Message
+
+if TYPE_CHECKING:
+    from sandbox.jail.spawn import Zygote
+
+
+class Process:
+    """A jailed process: `exit` is None while it runs. Use as a context manager: leaving kills it and its
+    files.
+
+    `pid` is that of its supervisor: `sandbox.jail.processes.members` gives all processes of the jail.
+    """
+
+    def __init__(self, zygote: Zygote, pid: int, capture: Capture, directory: Path, memory_bytes: int):
+        self.zygote, self.pid, self.capture, self.directory = zygote, pid, capture, directory
+        self.memory_bytes = memory_bytes
+        self.watch: Callable[[int], str | None] | None = None
+        """Asked now and then, with `pid`, whether the jail uses too much of something else; a text ends
+        it."""
+        self.exit: Exit | None = None
+
+    def wait(self, timeout_s: float) -> Exit:
+        """Waits for the end. Raises JailTimeout or JailMemory after killing it."""
+        self.zygote.wait_for(self, time.monotonic() + timeout_s)
+        self.capture.drain()
+        assert self.exit is not None
+        if self.exit.out_of_memory:
+            raise self._memory_ran_out()
+        return self.exit
+
+    def _memory_ran_out(self) -> JailMemory:
+        return JailMemory(f"used more than the {self.memory_bytes >> 20} MiB that are allowed")
+
+    def kill(self) -> None:
+        """Kills the process and all that descends from it, and waits until they are gone."""
+        self.zygote.kill(self)
+
+    def close(self) -> None:
+        """Kills what still runs and deletes the private directory."""
+        try:
+            self.kill()
+        finally:
+            self.capture.close()
+            shutil.rmtree(self.directory, ignore_errors=True)
+
+    def __enter__(self) -> Process:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Runner(Process):
+    """A process that runs `sandbox.jail.runner`, with its channel."""
+
+    def __init__(self, sock: socket.socket, nonce: str, **process):
+        super().__init__(**process)
+        self._deadline = 0.0
+        self.serve: Callable[[dict], tuple[dict, list[int]]] | None = None
+        """Answers what the runner asks for in the middle of an order, with descriptors that are closed once
+        sent."""
+        self._channel = Channel(sock, nonce, wait=self._wait)
+
+    def _wait(self, sock: socket.socket, writing: bool) -> None:
+        self.zygote.wait_for(self, self._deadline, sock=sock, writing=writing)
+
+    def call(
+        self,
+        command: str,
+        timeout_s: float,
+        buffers: Sequence[memoryview] = (),
+        reply_bytes: int = 1 << 20,
+        fds: Sequence[int] = (),
+        **order,
+    ) -> Message:
+        """Sends one order, with copies of descriptors `fds`, and returns the reply.
+
+        Raises:
+          JailReply: the runner reports an error. JailTimeout, JailMemory, JailDied: it is gone now.
+        """
+        self._deadline = time.monotonic() + timeout_s
+        try:
+            self._channel.send({"command": command, **order}, buffers, fds)
+            message = self._channel.receive(reply_bytes)
+            while "request" in message.header:
+                self._answer(message.header)
+                message = self._channel.receive(reply_bytes)
+        except (ChannelClosed, FrameError) as error:
+            raise self._post_mortem(error) from error
+        failure = message.header.get("error")
+        if failure is not None:
+            if not isinstance(failure, dict):
+                failure = {}
+            raise JailReply(str(failure.get("kind"))[:40], str(failure.get("message"))[:8000])
+        return message
+
+    def _answer(self, request: dict) -> None:
+        """Serves a request; the time that takes is not the order's."""
+        started = time.monotonic()
+        nobody = {"error": "nothing is built for this process"}, []
+        answer, files = self.serve(request) if self.serve else nobody
+        self._deadline += time.monotonic() - started
+        try:
+            self._channel.send(answer, fds=files)
+        finally:
+            for fd in files:
+                os.close(fd)
+
+    def _post_mortem(self, error: Exception) -> JailDied | JailMemory:
+        """Whoever closes its channel or garbles it has failed, whether or not the process still runs."""
+        own_end = True
+        try:
+            self.zygote.wait_for(self, time.monotonic() + 1.0)
+        except JailTimeout:
+            own_end = False
+        self.capture.drain()
+        assert self.exit is not None
+        if self.exit.out_of_memory:
+            return self._memory_ran_out()
+        if own_end and isinstance(error, ChannelClosed):
+            message = f"the process was {self.exit}" if self.exit.signal else f"the process {self.exit}"
+        else:
+            message = f"the process broke off its conversation with the judge ({error})"
+        return JailDied(f"{message} before its work was done", self.exit, self.capture.text()[-2000:])
+
+    def close(self) -> None:
+        self._channel.close()
+        super().close()

@@ -1,0 +1,270 @@
+"""From sources to runners: the zygotes of an oracle, references, and candidates built and loaded."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import select
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from sandbox.build import BuildFailed, BuildUnavailable
+from sandbox.build.artifacts import ArtifactStore, sealed_copy
+from sandbox.build.cpp import build_kernel
+from sandbox.build.roads import ExtensionBuilder
+from sandbox.build.triton import CompileReport
+from sandbox.jail.faults import JailError, JailTimeout, ZygoteLost
+from sandbox.jail.jailed import Runner
+from sandbox.jail.limits import Limits
+from sandbox.jail.plan import Level
+from sandbox.jail.spawn import Zygote
+from sandbox.jail.tensors import pack
+from sandbox.oracle.builds import Builds, device_arch, excess_of
+from sandbox.oracle.draft import Draft, Job
+from sandbox.oracle.failures import Failure, blamed_on_candidate
+from sandbox.oracle.gpu import compile_for, device_watch, launch_cost_ms, runner_environment
+from sandbox.oracle.reference import Reference, TaskRejected
+from sandbox.verdict import feedback
+
+LAUNCH_MEMORY_BYTES = 8 << 30
+COMPILE_SLOT = 1001
+"""Slot of the inputs on which kernels are compiled ahead of time."""
+ZYGOTE_MODULES = {
+    "plain": ["torch"],
+    "triton": ["torch", "triton"],
+    "interpreter": ["torch", "triton"],
+    "gpu": ["torch", "sandbox.jail.preload_cuda"],
+}
+
+
+class Loader:
+    """Makes runners.
+
+    Args:
+      scratch: private directories of runners and builds are made here.
+      store: built libraries.
+      threads: OpenMP threads of every runner, the same for candidate and reference.
+      interrupt: see `Zygote`; its function raises Cancelled.
+      isolation: level of every jail; the best that this host offers if None.
+    """
+
+    def __init__(
+        self,
+        *,
+        scratch: Path,
+        store: ArtifactStore,
+        threads: int,
+        interrupt: tuple[int, Callable[[], None]] | None,
+        isolation: Level | None,
+    ):
+        self._scratch, self._store, self._threads = scratch, store, threads
+        self._interrupt, self._isolation = interrupt, isolation
+        self._zygotes: dict[str, Zygote] = {}
+        self._launch_costs_ms: dict[tuple[str, str], float] = {}
+
+    def start(self) -> None:
+        """Starts what every evaluation needs, so that the first one does not pay for it."""
+        self._zygote("plain")
+
+    def close(self) -> None:
+        """Ends all zygotes and what they have forked."""
+        for zygote in self._zygotes.values():
+            zygote.close()
+        self._zygotes.clear()
+
+    def _zygote(self, flavour: str) -> Zygote:
+        """Zygotes differ in what they have imported: Triton decides at import whether it interprets."""
+        if flavour not in self._zygotes:
+            modules = ZYGOTE_MODULES[flavour]
+            environment = {"TRITON_INTERPRET": "1"} if flavour == "interpreter" else {}
+            self._zygotes[flavour] = Zygote(
+                modules=modules,
+                threads=self._threads,
+                directory=self._scratch,
+                environment=environment,
+                interrupt=self._interrupt,
+                level=self._isolation,
+            )
+        return self._zygotes[flavour]
+
+    def _limits(self, job: Job) -> Limits:
+        on_cpu = job.task.device == "cpu"
+        return Limits(
+            memory_bytes=job.options.memory_bytes if on_cpu else None,
+            open_files=256 if on_cpu else 4096,
+            gpu=not on_cpu,
+        )
+
+    def reference(self, job: Job) -> Reference:
+        """A new reference of the job's task, in a runner of its own."""
+        options = job.options
+        runner = self._zygote("plain").runner(self._limits(job), options.memory_bytes, env=self._env(job))
+        runner.watch = device_watch(job.task.device)
+        return Reference(
+            job.task, runner, seed=secrets.randbits(40), load_s=options.load_s, check_s=options.check_s
+        )
+
+    def _env(self, job: Job) -> dict[str, str]:
+        return {} if job.task.device == "cpu" else runner_environment()
+
+    def _builder(self, job: Job, runner: Runner) -> ExtensionBuilder:
+        """Builds what the candidate in `runner` asks for."""
+        return ExtensionBuilder(
+            store=self._store,
+            zygote=self._zygote("plain"),
+            scratch=self._scratch,
+            arch=device_arch(job.task.device),
+            pause=self._pause,
+            excess=lambda: excess_of(runner),
+        )
+
+    def _pause(self, seconds: float) -> None:
+        """Sleeps, unless the broker speaks."""
+        if self._interrupt is None:
+            time.sleep(seconds)
+        elif select.select([self._interrupt[0]], [], [], seconds)[0]:
+            self._interrupt[1]()
+
+    def load(
+        self, job: Job, reference: Reference, verdict: Draft, builds: Builds, on_built: Callable[[], None]
+    ) -> Runner:
+        """A runner that has loaded the candidate; `on_built` is called once a bare kernel's library is there.
+
+        Raises:
+          Failure: it does not build or load. TaskRejected: the task has no bare kernel form.
+        """
+        candidate, options = job.candidate, job.options
+        if candidate.form == "kernel":
+            if reference.signature is None:
+                raise TaskRejected(f"the task has no bare kernel form: {reference.signature_error}")
+            verdict.kernel_signature = reference.signature.declaration
+            with verdict.measured("build"):
+                library = self._build_kernel(job, reference)
+            on_built()
+            try:
+                with verdict.measured("load"):
+                    runner = self._zygote("plain").runner(
+                        self._limits(job), options.memory_bytes, files=[library]
+                    )
+            finally:
+                os.close(library)
+            entries, buffers = pack(reference.state)
+            order = {
+                "command": "load_kernel",
+                "timeout_s": options.load_s,
+                "device": job.task.device,
+                "dtype": job.task.dtype,
+                "outputs": reference.outputs,
+                "is_tuple": reference.is_tuple,
+            }
+        else:
+            with verdict.measured("load"):
+                zygote = self._zygote(_flavour(job))
+                runner = zygote.runner(self._limits(job), options.memory_bytes, env=self._env(job))
+                runner.watch = device_watch(job.task.device)
+            runner.serve = builds.served_to(lambda: self._builder(job, runner))
+            entries, buffers = pack(reference.init_tensors)
+            order = {
+                "command": "load_module",
+                "timeout_s": options.load_s,
+                "source": candidate.source,
+                "entry_point": candidate.entry_point,
+                "dtype": job.task.dtype,
+                "device": job.task.device,
+                "language": candidate.language,
+                "seed": reference.seed,
+                "init": reference.init,
+            }
+        try:
+            blamed = blamed_on_candidate(runner, "loading", order["timeout_s"], options.memory_bytes)
+            with verdict.measured("load"), blamed:
+                reply = runner.call(buffers=buffers, tensors=entries, **order).header
+        except BaseException:
+            runner.close()
+            raise
+        finally:
+            builds.book(verdict, "load")
+        if not reply.get("honest_clock", False):
+            verdict.untimed = "speed is not measured in Triton's interpreter"
+        return runner
+
+    def compile_ahead(self, job: Job, reference: Reference, verdict: Draft) -> None:
+        """Notes whether the candidate's Triton kernels compile for `target_arch`, in a runner of its own."""
+        candidate, options = job.candidate, job.options
+        if options.target_arch is None or candidate.language != "triton":
+            return
+        inputs = reference.inputs(secrets.randbits(40), COMPILE_SLOT)
+        limits = Limits(memory_bytes=options.memory_bytes)
+        with (
+            verdict.measured("compile"),
+            self._zygote("triton").runner(limits, options.memory_bytes) as runner,
+        ):
+            entries, buffers = pack(reference.init_tensors)
+            try:
+                runner.call(
+                    "load_module",
+                    options.load_s,
+                    buffers,
+                    source=candidate.source,
+                    entry_point=candidate.entry_point,
+                    dtype=job.task.dtype,
+                    device=f"aot:{options.target_arch}",
+                    language="triton",
+                    seed=reference.seed,
+                    init=reference.init,
+                    tensors=entries,
+                )
+                entries, buffers = pack(inputs.tensors)
+                runner.call("set_inputs", options.load_s, buffers, slot=0, args=inputs.args, tensors=entries)
+            except ZygoteLost:
+                raise
+            except JailError as error:
+                report = CompileReport(arch=options.target_arch, builds=(), stopped=str(error)[:500])
+            else:
+                report = compile_for(runner.call, 0, options.build_s, options.target_arch)
+        verdict.compiled = feedback.failed(*report.summary_parts())
+        verdict.notes.append(verdict.compiled)
+
+    def launch_ms(self, device: str, kind: str) -> float:
+        """What an empty call costs on a GPU, measured once; 0 on a CPU.
+
+        Raises:
+          BuildUnavailable: it cannot be measured.
+        """
+        if device == "cpu":
+            return 0.0
+        if (device, kind) not in self._launch_costs_ms:
+            limits = Limits(memory_bytes=None, open_files=4096, gpu=True)
+            env = runner_environment()
+            try:
+                with self._zygote("gpu").runner(limits, LAUNCH_MEMORY_BYTES, env=env) as runner:
+                    self._launch_costs_ms[device, kind] = launch_cost_ms(runner.call, device, kind)
+            except ZygoteLost:
+                raise
+            except JailError as error:
+                raise BuildUnavailable(f"an empty call on {device} cannot be timed: {error}") from error
+        return self._launch_costs_ms[device, kind]
+
+    def _build_kernel(self, job: Job, reference: Reference) -> int:
+        """Builds and opens the library; returns a descriptor of a sealed copy that no one can change."""
+        try:
+            artifact = build_kernel(
+                job.candidate.source,
+                reference.signature,
+                store=self._store,
+                zygote=self._zygote("plain"),
+                scratch=self._scratch,
+                timeout_s=job.options.build_s,
+            )
+        except BuildFailed as error:
+            raise Failure("build_failed", feedback.build_failed(str(error))) from error
+        except JailTimeout as error:
+            raise Failure("timeout", f"building took too long: {error}") from error
+        return sealed_copy(artifact.path)
+
+
+def _flavour(job: Job) -> str:
+    if job.task.device != "cpu":
+        return "gpu"
+    return "interpreter" if job.candidate.language == "triton" else "plain"
