@@ -28,13 +28,18 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory):
-    """A server for cuda:0 with an empty cache; its log is printed if a test fails to reach it."""
+    """A server for cuda:0 with an empty cache; its log is printed if a test fails to reach it.
+
+    SANDBOX_TEST_ISOLATION names an isolation level other than the best of this machine, SANDBOX_TEST_LOG a file for the log.
+    """
     directory = tmp_path_factory.mktemp("server")
     socket, log = directory / "sandbox.sock", directory / "server.log"
+    asked = os.environ.get("SANDBOX_TEST_ISOLATION")
+    level = ["--isolation", asked] if asked else []
     command = [sys.executable, "-m", "sandbox", "serve", "--socket", str(socket), "--device", "cuda:0"]
     with open(log, "w") as output:
         process = subprocess.Popen(
-            [*command, "--workers", "1", "--cache", str(directory / "cache")],
+            [*command, "--workers", "1", "--cache", str(directory / "cache"), *level],
             stdout=output, stderr=subprocess.STDOUT, cwd=Path(__file__).parents[2], env=os.environ,
         )  # fmt: skip
     client = SandboxClient(socket, timeout_s=60)
