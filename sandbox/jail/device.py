@@ -119,6 +119,9 @@ class Device(Protocol):
     def own_kernels(self) -> list[OwnKernel]:
         """The kernels that the candidate's own code has defined so far, as far as the device can tell."""
 
+    def trim(self) -> None:
+        """Gives memory back that is only kept in case it is needed again."""
+
     def memory_info(self) -> dict[str, int]:
         """`peak_bytes` used by this process on the device, and `total_bytes` of the device where known."""
 
@@ -187,6 +190,9 @@ class CpuDevice:
 
     def own_kernels(self) -> list[OwnKernel]:
         return []
+
+    def trim(self) -> None:
+        return
 
     def memory_info(self) -> dict[str, int]:
         import resource

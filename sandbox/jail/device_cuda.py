@@ -283,6 +283,12 @@ class CudaDevice:
         them."""
         return list(dict.fromkeys(self._triton))
 
+    def trim(self) -> None:
+        """Empties PyTorch's allocator: other processes need the card's memory."""
+        import torch
+
+        torch.cuda.empty_cache()
+
     def memory_info(self) -> dict[str, int]:
         """Peak of PyTorch's allocator and the card's total, in bytes."""
         import torch

@@ -10,6 +10,7 @@ import shutil
 import socket
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ from sandbox.jail.frames import Channel, ChannelClosed, FrameError, Message
 
 if TYPE_CHECKING:
     from sandbox.jail.spawn import Zygote
+    from sandbox.oracle.turns import Turns
 
 
 class Process:
@@ -76,6 +78,10 @@ class Runner(Process):
         self.serve: Callable[[dict], tuple[dict, list[int]]] | None = None
         """Answers what the runner asks for in the middle of an order, with descriptors that are closed once
         sent."""
+        self.excuse: Callable[[int], str | None] | None = None
+        """Asked, with `pid`, when the jail ran out of memory; a text says why that was not its doing."""
+        self.turns: Turns | None = None
+        """Access to the device, taken for each order; None where it is held for longer."""
         self._channel = Channel(sock, nonce, wait=self._wait)
 
     def _wait(self, sock: socket.socket, writing: bool) -> None:
@@ -95,9 +101,15 @@ class Runner(Process):
         Raises:
           JailReply: the runner reports an error. JailTimeout, JailMemory, JailDied: it is gone now.
         """
+        with self.turns.of(command) if self.turns else nullcontext():
+            return self._converse({"command": command, **order}, timeout_s, buffers, reply_bytes, fds)
+
+    def _converse(
+        self, order: dict, timeout_s: float, buffers: Sequence[memoryview], reply_bytes: int, fds: Sequence[int]
+    ) -> Message:
         self._deadline = time.monotonic() + timeout_s
         try:
-            self._channel.send({"command": command, **order}, buffers, fds)
+            self._channel.send(order, buffers, fds)
             message = self._channel.receive(reply_bytes)
             while "request" in message.header:
                 self._answer(message.header)
@@ -115,7 +127,8 @@ class Runner(Process):
         """Serves a request; the time that takes is not the order's."""
         started = time.monotonic()
         nobody = {"error": "nothing is built for this process"}, []
-        answer, files = self.serve(request) if self.serve else nobody
+        with self.turns.left() if self.turns else nullcontext():
+            answer, files = self.serve(request) if self.serve else nobody
         self._deadline += time.monotonic() - started
         try:
             self._channel.send(answer, fds=files)

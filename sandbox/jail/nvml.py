@@ -113,6 +113,13 @@ def gpus() -> tuple[Gpu, ...]:
     return tuple(gpu(index) for index in range(count.value))
 
 
+def free_bytes(index: int) -> int:
+    """Device memory that no process holds, in bytes. Raises NvmlError."""
+    memory = _Memory()
+    _call("nvmlDeviceGetMemoryInfo", _handle(index), ctypes.byref(memory))
+    return memory.free
+
+
 def memory_by_process(index: int) -> dict[int, int]:
     """Device memory in bytes of each process that has a context on the GPU, by the pid that this process
     sees.

@@ -21,6 +21,7 @@ believes nothing it reads from a reply beyond what it can check itself.
     start_profiler                                           -> nothing; makes the next profile quick
     profile        slot                                      -> kernels, own, busy_ms
     compile_report slot                                      -> report              [device "aot:sm_NN" only]
+    forget                                                   (all inputs and kept outputs)
     memory                                                   -> device memory
     exit
 """
@@ -52,6 +53,13 @@ MAX_MESSAGE_CHARS = 4000
 MAX_INPUT_BYTES = 8 << 30
 MAX_FDS = 4
 KERNEL_FD = 4
+CUDA_ADVICE = (
+    "Search for `cuda",
+    "CUDA kernel errors might be asynchronously reported",
+    "For debugging consider passing",
+    "Compile with `TORCH_USE_CUDA_DSA`",
+    "Device-side assertion tracking was not enabled",
+)
 TRITON_COMPILE_ERRORS = (
     "CompilationError",
     "CompileTimeAssertionFailure",
@@ -262,6 +270,12 @@ class Runner:
             report = self.device.compile_report(self.call, self.slots[message.header["slot"]])
         return {"report": report.to_json()}, []
 
+    def do_forget(self, message: Message) -> tuple[dict, list[torch.Tensor]]:
+        self.slots.clear()
+        self.kept = None
+        self.device.trim()
+        return {}, []
+
     def do_memory(self, message: Message) -> tuple[dict, list[torch.Tensor]]:
         return self.device.memory_info(), []
 
@@ -358,7 +372,12 @@ def describe_error(error: BaseException, *, stage: str) -> dict[str, str]:
     else:
         kind = "load_failed" if stage.startswith("load") else "runtime_error"
         message = _with_line(error, None)
-    return {"kind": kind, "message": _safe(message)[:MAX_MESSAGE_CHARS]}
+    return {"kind": kind, "message": _without_advice(_safe(message))[:MAX_MESSAGE_CHARS]}
+
+
+def _without_advice(text: str) -> str:
+    """Without the lines that PyTorch adds to every CUDA error, which say how to debug and not what went wrong."""
+    return "\n".join(line for line in text.splitlines() if not line.startswith(CUDA_ADVICE))
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -16,7 +16,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from sandbox.build import BuildUnavailable
@@ -33,7 +33,9 @@ from sandbox.oracle.gpu import measure_coverage, raise_to_profile
 from sandbox.oracle.idle import BaselineWatch, family
 from sandbox.oracle.loading import Loader
 from sandbox.oracle.reference import Reference, References, TaskRejected
+from sandbox.oracle.room import DeviceFull, crowded, make_room
 from sandbox.oracle.trials import Trials
+from sandbox.oracle.turns import Turns
 from sandbox.protocol import EvaluationResult, Finding, KernelTime, Stage
 from sandbox.verdict import feedback
 from sandbox.verdict.coverage import judge_coverage
@@ -86,10 +88,16 @@ class Judge:
         isolation: Level | None = None,
     ):
         self._scratch, self._store = scratch, store
-        self._loader = Loader(
-            scratch=scratch, store=store, threads=threads, interrupt=interrupt, isolation=isolation
-        )
         self._gate = gate or Gate()
+        self._turns: dict[str, Turns] = {}
+        self._loader = Loader(
+            scratch=scratch,
+            store=store,
+            threads=threads,
+            interrupt=interrupt,
+            isolation=isolation,
+            turns=self._turns_on,
+        )
         self._on_stage = on_stage or (lambda _id, _stage: None)
         self._references = References(warm_references)
 
@@ -101,6 +109,14 @@ class Judge:
         """Ends all runners and zygotes."""
         self._references.close()
         self._loader.close()
+
+    def _turns_on(self, device: str) -> Turns | None:
+        """How runners on a device take turns; None where an evaluation holds the device throughout."""
+        if device == "cpu":
+            return None
+        if device not in self._turns:
+            self._turns[device] = Turns(lambda: self._gate.shared(device))
+        return self._turns[device]
 
     def evaluate(self, job: Job) -> EvaluationResult:
         """The verdict on one candidate.
@@ -120,7 +136,7 @@ class Judge:
             return verdict.result(failure.outcome, failure.text)
         except TaskRejected as error:
             return verdict.result("task_rejected", feedback.failed("the task is not usable", str(error)))
-        except BuildUnavailable as error:
+        except (BuildUnavailable, DeviceFull) as error:
             return verdict.result("infra_error", str(error))
         except OSError as error:
             return verdict.result("infra_error", f"the judge's own input or output failed: {error}")
@@ -131,9 +147,10 @@ class Judge:
 
     def _evaluate(self, job: Job, verdict: Draft) -> None:
         device, options = job.task.device, job.options
-        with self._gate.shared("cpu" if job.candidate.form == "kernel" else device):
+        throughout = nullcontext() if self._turns_on(device) else self._gate.shared(device)
+        with throughout:
             with verdict.measured("reference"):
-                reference = self._references.get(job.task, lambda: self._loader.reference(job))
+                reference = self._reference(job)
             try:
                 if options.admit:
                     with verdict.measured("admission"):
@@ -170,11 +187,42 @@ class Judge:
         finally:
             self._end(candidate, reference, failed)
 
+    def _reference(self, job: Job) -> Reference:
+        """The job's reference, with room on the device for it and the candidate.
+
+        Raises:
+          TaskRejected. DeviceFull: others fill the device.
+        """
+        device = job.task.device
+        try:
+            reference = self._references.get(job.task, lambda: self._new_reference(job))
+        except TaskRejected as error:
+            if not error.out_of_memory or device == "cpu":
+                raise
+            self._references.close()
+            try:
+                return self._references.get(job.task, lambda: self._new_reference(job))
+            except TaskRejected as again:
+                full = crowded(device) if again.out_of_memory else None
+                raise (DeviceFull(full) if full else again) from again
+        make_room(device, lambda: self._references.give_up(keep=reference))
+        return reference
+
+    def _new_reference(self, job: Job) -> Reference:
+        make_room(job.task.device, self._references.give_up)
+        return self._loader.reference(job)
+
     def _end(self, candidate: Runner, reference: Reference, error: BaseException | None) -> None:
         """Closes the candidate; a reference that may be in the middle of an order goes too."""
-        if error is not None and not isinstance(error, Failure):
+        broken_off = error is not None and not isinstance(error, Failure)
+        if broken_off:
             self._references.discard(reference)
         candidate.close()
+        if not broken_off and reference.task.device != "cpu":
+            try:
+                reference.forget()
+            except TaskRejected:
+                self._references.discard(reference)
 
     def _reached(self, verdict: Draft, stage: Stage) -> None:
         verdict.stage = stage
@@ -187,8 +235,7 @@ class Judge:
             verdict.measured("profile"),
             blamed_on_candidate(candidate, "profiling", job.options.time_s, job.options.memory_bytes),
         ):
-            gate = self._gate.shared(job.task.device)
-            report = measure_coverage(candidate.call, slot, job.options.time_s, gate, builds.kernels)
+            report = measure_coverage(candidate.call, slot, job.options.time_s, builds.kernels)
         verdict.coverage = report.coverage
         verdict.kernels = [KernelTime(name=k.name[:200], share=k.share, ms=k.ms) for k in report.kernels]
         ruling = judge_coverage(report.coverage, kernels=report.kernels)
@@ -197,11 +244,11 @@ class Judge:
         verdict.speed_rewarded = ruling.speed_rewarded
         verdict.notes += [note for note in (ruling.note, report.note) if note]
         if ruling.integrity:
-            finding = Finding(rule="coverage", evidence=ruling.integrity)
+            evidence = "; ".join(filter(None, (ruling.integrity, report.note)))
             raise Failure(
                 "integrity",
-                f"hardly any work is done by the candidate's own kernels: {ruling.integrity}",
-                finding,
+                f"hardly any work is done by the candidate's own kernels: {evidence}",
+                Finding(rule="coverage", evidence=evidence),
             )
 
     def _time(
@@ -223,7 +270,7 @@ class Judge:
             verdict.untimed = verdict.untimed or "speed was not measured"
             return
         waited = time.monotonic()
-        with self._gate.exclusive(job.task.device):
+        with self._alone(job.task.device):
             verdict.stage_s["gate"] = round(time.monotonic() - waited, 6)
             eager_launch_ms = self._loader.launch_ms(job.task.device, "eager")
             own_kind = "triton" if job.candidate.language == "triton" else "eager"
@@ -262,9 +309,8 @@ class Judge:
                         use_slope=on_gpu,
                     )
                 _check_rest(watch, verdict)
-                trial.check_kept(side.slots[side.kept % len(side.slots)])
-                trial.check_changed_inputs()
                 if not on_gpu:
+                    self._check_late(trial, side)
                     if options.audit:
                         trial.audit(left)
                     _check_own_code(job, reference, candidate, verdict)
@@ -272,9 +318,23 @@ class Judge:
                 # Still alone: the end of a process would disturb the next measurement.
                 candidate.close()
         if on_gpu:
+            with verdict.measured("late"):
+                self._check_late(trial, side)
             # Last, because a profiler slows every later launch of its process.
             self._cover(job, candidate, trial.slots[0], verdict, builds)
         self._reached(verdict, "timed")
+
+    @contextmanager
+    def _alone(self, device: str) -> Iterator[None]:
+        turns = self._turns_on(device)
+        with self._gate.exclusive(device), turns.alone() if turns else nullcontext():
+            yield
+
+    @staticmethod
+    def _check_late(trial: Trials, side: Side) -> None:
+        """Outputs of a timed call, and a call on inputs changed in place. Raises Failure."""
+        trial.check_kept(side.slots[side.kept % len(side.slots)])
+        trial.check_changed_inputs()
 
 
 def _check_rest(watch: BaselineWatch, verdict: Draft) -> None:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 from sandbox.jail.faults import JailDied, JailMemory, JailReply, JailTimeout, ZygoteLost
 from sandbox.jail.jailed import Runner
+from sandbox.oracle.room import DeviceFull
 from sandbox.protocol import Finding, Outcome
 from sandbox.verdict import feedback
 
@@ -25,7 +26,11 @@ class Failure(Exception):
 
 @contextmanager
 def blamed_on_candidate(runner: Runner, doing: str, limit_s: float, memory_bytes: int) -> Iterator[None]:
-    """Turns what goes wrong with the candidate's process into a `Failure` with the right outcome."""
+    """Turns what goes wrong with the candidate's process into a `Failure` with the right outcome.
+
+    Raises:
+      DeviceFull: it ran out of memory for which it cannot be blamed.
+    """
     try:
         yield
     except ZygoteLost:
@@ -35,9 +40,15 @@ def blamed_on_candidate(runner: Runner, doing: str, limit_s: float, memory_bytes
     except JailMemory as error:
         raise Failure("out_of_memory", f"{doing} the candidate {error}") from error
     except JailReply as error:
-        raise _reply_failure(error, doing) from error
+        raise _excused(_reply_failure(error, doing), runner) from error
     except JailDied as error:
-        raise _death_failure(error, doing, memory_bytes) from error
+        raise _excused(_death_failure(error, doing, memory_bytes), runner) from error
+
+
+def _excused(failure: Failure, runner: Runner) -> Exception:
+    """The failure, or DeviceFull where a jail ran out of memory that others have taken."""
+    full = runner.excuse(runner.pid) if failure.outcome == "out_of_memory" and runner.excuse else None
+    return DeviceFull(full) if full else failure
 
 
 def _reply_failure(error: JailReply, doing: str) -> Failure:

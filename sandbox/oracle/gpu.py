@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -91,7 +90,6 @@ def measure_coverage(
     order: Callable[..., Message],
     slot: int,
     timeout_s: float,
-    device_in_use: AbstractContextManager[None],
     built: Sequence[OwnKernel] = (),
 ) -> CoverageReport:
     """Profiles one call of the candidate and takes the share of its own kernels.
@@ -100,8 +98,6 @@ def measure_coverage(
         order: Sends an order to the candidate's runner and returns the reply, as `Runner.call`.
         slot: Inputs to run on.
         timeout_s: For the profiler's start, and again for the profiled call.
-        device_in_use: Entered for the call alone: the profiler takes seconds to start and milliseconds to
-            run, and only the latter would disturb what others time on the device.
         built: CUDA kernels in the libraries that were built for the candidate; the process cannot add to
           them.
 
@@ -113,8 +109,7 @@ def measure_coverage(
     """
     try:
         order("start_profiler", timeout_s)
-        with device_in_use:
-            header = order("profile", timeout_s, slot=slot).header
+        header = order("profile", timeout_s, slot=slot).header
     except JailReply as error:
         return CoverageReport(coverage=None, kernels=(), note=f"the profiler failed: {str(error)[:300]}")
     try:
@@ -153,8 +148,8 @@ def raise_to_profile(timing: Timing, busy_ms: float) -> Timing:
     )
 
 
-def launch_cost_ms(order: Callable[..., Message], device: str, kind: str) -> float:
-    """Upper bound of what a call that does nothing costs back to back, on the oracle's clock.
+def load_empty_call(order: Callable[..., Message], device: str, kind: str) -> None:
+    """Loads a call that does nothing, for `launch_cost_ms`.
 
     Args:
         order: Sends an order to a fresh runner, which executes nothing but the trusted source above.
@@ -180,6 +175,15 @@ def launch_cost_ms(order: Callable[..., Message], device: str, kind: str) -> flo
     args = encode([torch.ones(1)], tensors)
     entries, buffers = pack(tensors)
     order("set_inputs", LAUNCH_S, buffers, slot=0, args=args, tensors=entries)
+    order("run", LAUNCH_S, slot=0, seed=0, check=False, max_bytes=1 << 10)
+
+
+def launch_cost_ms(order: Callable[..., Message]) -> float:
+    """Upper bound of what the call of `load_empty_call` costs back to back, in ms on the oracle's clock.
+
+    Raises:
+        JailError: The runner failed.
+    """
     side = Side(order=order, slots=[0], deadline=lambda: LAUNCH_S, flushed=True, calls=LAUNCH_CALLS)
     side.block(LAUNCH_CALLS, flush=False)
     return max(side.slope_ms() for _ in range(3))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import select
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +16,8 @@ from sandbox.build.artifacts import ArtifactStore, sealed_copy
 from sandbox.build.cpp import build_kernel
 from sandbox.build.roads import ExtensionBuilder
 from sandbox.build.triton import CompileReport
+from sandbox.jail import nvml
+from sandbox.jail.device_cuda import physical_index
 from sandbox.jail.faults import JailError, JailTimeout, ZygoteLost
 from sandbox.jail.jailed import Runner
 from sandbox.jail.limits import Limits
@@ -23,8 +27,17 @@ from sandbox.jail.tensors import pack
 from sandbox.oracle.builds import Builds, device_arch, excess_of
 from sandbox.oracle.draft import Draft, Job
 from sandbox.oracle.failures import Failure, blamed_on_candidate
-from sandbox.oracle.gpu import compile_for, device_watch, launch_cost_ms, runner_environment
+from sandbox.oracle.gpu import (
+    EMPTY_CALLS,
+    compile_for,
+    device_watch,
+    launch_cost_ms,
+    load_empty_call,
+    runner_environment,
+)
 from sandbox.oracle.reference import Reference, TaskRejected
+from sandbox.oracle.room import crowded
+from sandbox.oracle.turns import Turns
 from sandbox.verdict import feedback
 
 LAUNCH_MEMORY_BYTES = 8 << 30
@@ -47,6 +60,7 @@ class Loader:
       threads: OpenMP threads of every runner, the same for candidate and reference.
       interrupt: see `Zygote`; its function raises Cancelled.
       isolation: level of every jail; the best that this host offers if None.
+      turns: how runners on a device take turns, None where they need none.
     """
 
     def __init__(
@@ -57,9 +71,10 @@ class Loader:
         threads: int,
         interrupt: tuple[int, Callable[[], None]] | None,
         isolation: Level | None,
+        turns: Callable[[str], Turns | None],
     ):
         self._scratch, self._store, self._threads = scratch, store, threads
-        self._interrupt, self._isolation = interrupt, isolation
+        self._interrupt, self._isolation, self._turns = interrupt, isolation, turns
         self._zygotes: dict[str, Zygote] = {}
         self._launch_costs_ms: dict[tuple[str, str], float] = {}
 
@@ -100,10 +115,16 @@ class Loader:
         """A new reference of the job's task, in a runner of its own."""
         options = job.options
         runner = self._zygote("plain").runner(self._limits(job), options.memory_bytes, env=self._env(job))
-        runner.watch = device_watch(job.task.device)
+        self._on_device(runner, job.task.device)
         return Reference(
             job.task, runner, seed=secrets.randbits(40), load_s=options.load_s, check_s=options.check_s
         )
+
+    def _on_device(self, runner: Runner, device: str) -> None:
+        """What holds for a runner on a GPU."""
+        if device != "cpu":
+            runner.watch, runner.turns = device_watch(device), self._turns(device)
+            runner.excuse = lambda supervisor: crowded(device, supervisor)
 
     def _env(self, job: Job) -> dict[str, str]:
         return {} if job.task.device == "cpu" else runner_environment()
@@ -162,7 +183,7 @@ class Loader:
             with verdict.measured("load"):
                 zygote = self._zygote(_flavour(job))
                 runner = zygote.runner(self._limits(job), options.memory_bytes, env=self._env(job))
-                runner.watch = device_watch(job.task.device)
+                self._on_device(runner, job.task.device)
             runner.serve = builds.served_to(lambda: self._builder(job, runner))
             entries, buffers = pack(reference.init_tensors)
             order = {
@@ -227,7 +248,10 @@ class Loader:
         verdict.notes.append(verdict.compiled)
 
     def launch_ms(self, device: str, kind: str) -> float:
-        """What an empty call costs on a GPU, measured once; 0 on a CPU.
+        """What an empty call costs on a GPU; 0 on a CPU.
+
+        Measured once for a card, a driver and a start of this host, by the first oracle that asks; the caller has
+        the device to itself.
 
         Raises:
           BuildUnavailable: it cannot be measured.
@@ -235,16 +259,35 @@ class Loader:
         if device == "cpu":
             return 0.0
         if (device, kind) not in self._launch_costs_ms:
-            limits = Limits(memory_bytes=None, open_files=4096, gpu=True)
-            env = runner_environment()
-            try:
-                with self._zygote("gpu").runner(limits, LAUNCH_MEMORY_BYTES, env=env) as runner:
-                    self._launch_costs_ms[device, kind] = launch_cost_ms(runner.call, device, kind)
-            except ZygoteLost:
-                raise
-            except JailError as error:
-                raise BuildUnavailable(f"an empty call on {device} cannot be timed: {error}") from error
+            key = self._launch_key(device, kind)
+            found = self._store.find(key)
+            if found is None:
+                cost_ms = self._measure_launch(device, kind)
+                with tempfile.NamedTemporaryFile("w", dir=self._scratch, suffix=".json") as file:
+                    file.write(json.dumps(cost_ms))
+                    file.flush()
+                    self._store.publish(key, Path(file.name))
+            else:
+                cost_ms = float(json.loads(found.read_text()))
+            self._launch_costs_ms[device, kind] = cost_ms
         return self._launch_costs_ms[device, kind]
+
+    def _launch_key(self, device: str, kind: str) -> str:
+        gpu = nvml.gpu(physical_index(device))
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return self._store.key("launch_ms", boot, device, gpu.name, gpu.driver, kind, EMPTY_CALLS)
+
+    def _measure_launch(self, device: str, kind: str) -> float:
+        limits = Limits(memory_bytes=None, open_files=4096, gpu=True)
+        env = runner_environment()
+        try:
+            with self._zygote("gpu").runner(limits, LAUNCH_MEMORY_BYTES, env=env) as runner:
+                load_empty_call(runner.call, device, kind)
+                return launch_cost_ms(runner.call)
+        except ZygoteLost:
+            raise
+        except JailError as error:
+            raise BuildUnavailable(f"an empty call on {device} cannot be timed: {error}") from error
 
     def _build_kernel(self, job: Job, reference: Reference) -> int:
         """Builds and opens the library; returns a descriptor of a sealed copy that no one can change."""

@@ -32,7 +32,15 @@ EXAMPLE_SLOT = 1000
 
 class TaskRejected(RuntimeError):
     """The task itself is at fault: no `Model`, it fails, its output is random, ... The text says what to
-    change."""
+    change.
+
+    Attributes:
+      out_of_memory: it ran out of device or host memory, which may be the doing of others.
+    """
+
+    def __init__(self, text: str, *, out_of_memory: bool = False):
+        super().__init__(text)
+        self.out_of_memory = out_of_memory
 
 
 @dataclass(frozen=True)
@@ -191,6 +199,10 @@ class Reference:
         entries, buffers = pack(inputs.tensors)
         self.order("set_inputs", self._check_s, buffers=buffers, slot=slot, args=inputs.args, tensors=entries)
 
+    def forget(self) -> None:
+        """Gives up the inputs of all slots and the device memory that is held beyond the model."""
+        self.order("forget", self._check_s)
+
     def overwrite(self, slot: int, tensor: int, row: int, rows: torch.Tensor) -> None:
         """Changes rows of an input in place."""
         overwrite(self.runner, self._check_s, slot, tensor, row, rows)
@@ -222,7 +234,9 @@ class Reference:
         try:
             return self.runner.call(command, timeout_s, **order)
         except JailReply as error:
-            raise TaskRejected(f"the reference fails: {error}") from error
+            raise TaskRejected(
+                f"the reference fails: {error}", out_of_memory=error.kind == "out_of_memory"
+            ) from error
         except JailTimeout as error:
             raise TaskRejected(f"the reference took longer than {timeout_s:g} s ({command})") from error
         except JailMemory as error:
@@ -275,6 +289,15 @@ class References:
         while len(self._warm) > self._capacity:
             self._warm.popitem(last=False)[1].close()
         return reference
+
+    def give_up(self, keep: Reference | None = None) -> bool:
+        """Closes the least recently used one, but never `keep`; False if there is none to close."""
+        for key, reference in list(self._warm.items()):
+            if reference is not keep:
+                del self._warm[key]
+                reference.close()
+                return True
+        return False
 
     def discard(self, reference: Reference) -> None:
         """Closes a reference whose conversation may be out of step (an order was broken off)."""

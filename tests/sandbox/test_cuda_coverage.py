@@ -1,7 +1,5 @@
 """Coverage counts a candidate's own kernels by evidence of the build, not by how kernels are called."""
 
-from contextlib import contextmanager, nullcontext
-
 import pytest
 
 from sandbox.jail.device_cuda import busy_ms, physical_index, trace_events
@@ -142,7 +140,7 @@ def runner_that_replies(header):
 
 
 def test_coverage_is_taken_from_a_runners_profile():
-    report = measure_coverage(runner_that_replies(PROFILE), slot=0, timeout_s=1, device_in_use=nullcontext())
+    report = measure_coverage(runner_that_replies(PROFILE), slot=0, timeout_s=1)
     assert report.coverage == pytest.approx(0.75)
     assert report.busy_ms == 3.5
     assert (report.kernels[0].name, report.kernels[0].launches) == ("k", 2)
@@ -155,34 +153,17 @@ def test_coverage_is_taken_from_a_runners_profile():
      {"kernels": [{**PROFILE["kernels"][0], "registers": "20"}], "own": []}],
 )  # fmt: skip
 def test_a_malformed_profile_is_no_coverage(header):
-    report = measure_coverage(runner_that_replies(header), slot=0, timeout_s=1, device_in_use=nullcontext())
+    report = measure_coverage(runner_that_replies(header), slot=0, timeout_s=1)
     assert report.coverage is None
     assert "malformed" in report.note
 
 
 def test_a_profiler_that_fails_gives_no_coverage_and_its_reason():
     broken = runner_that_replies(JailReply("runtime_error", "CUPTI_ERROR_NOT_INITIALIZED"))
-    report = measure_coverage(broken, slot=0, timeout_s=1, device_in_use=nullcontext())
+    report = measure_coverage(broken, slot=0, timeout_s=1)
     assert report.coverage is None
     assert "CUPTI_ERROR" in report.note
     assert not judge_coverage(report.coverage).speed_rewarded
-
-
-def test_the_device_is_held_for_the_call_alone_and_not_while_the_profiler_starts():
-    seen = []
-
-    @contextmanager
-    def held():
-        seen.append("held")
-        yield
-        seen.append("free")
-
-    def order(command, timeout_s, **fields):
-        seen.append(command)
-        return Message(PROFILE, [])
-
-    measure_coverage(order, slot=0, timeout_s=1, device_in_use=held())
-    assert seen == ["start_profiler", "held", "profile", "free"]
 
 
 def test_a_malformed_or_missing_compile_report_is_an_unknown():
