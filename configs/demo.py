@@ -103,9 +103,11 @@ def get_config() -> ConfigDict:
     c.corpus = ConfigDict(
         dict(timed_tasks=160, variants_per_task=3, untimed_variants=1, wrong_share=0.2, samples_per_task=4, untimed_samples=1)
     )
+    # shares: how the rows of a batch are divided over the agents, whose rows are then repeated as often as that takes; all 0: rows as
+    # they come.
     c.sft = ConfigDict(
         dict(steps=600, batch=16, optimizer="muon", lr=8e-3, warmup=20, weight_decay=0.01, max_tokens=640, clip_norm=1.0,
-             microbatch=8, checkpoint_every=50)
+             microbatch=8, checkpoint_every=50, shares=dict(policy=0.0, selection=0.0, summary=0.0))
     )  # fmt: skip
 
     c.rollout = ConfigDict(

@@ -154,6 +154,7 @@ class Run:
                 length_step=self.cfg.learner.length_step,
                 max_tokens=c.max_tokens,
                 checkpoint_every=c.checkpoint_every,
+                shares=c.shares.to_dict(),
             )
             state = sft.train(
                 rows, updater, checkpoints, state, model.frozen, config=config, seed=self.cfg.seed, report=report

@@ -22,6 +22,7 @@ import optax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from optax.contrib import MuonDimensionNumbers, muon
 
+from dk_jax.models.config import AGENTS
 from dk_jax.models.log_probs import token_log_probs
 from dk_jax.models.lora import combine
 from dk_jax.rl.losses import clipped_policy_loss
@@ -120,6 +121,9 @@ class Updater:
     ) -> tuple[Any, Any, dict[str, float]]:
         """Returns new (trainable, opt_state) and metrics. `trainable` and `opt_state` are donated.
 
+        Metrics: grad_norm, loss, tokens, and means over tokens of what the loss tells (entropy, ...); in the cold start also
+        loss_AGENT and tokens_AGENT, mean negative log-likelihood and number of the agent's tokens, where it has any.
+
         Raises FloatingPointError, leaving nothing applied, when the gradient is not finite.
         """
         batches = list(batches)
@@ -153,6 +157,10 @@ class Updater:
         found = {k: float(v) for k, v in sums.items()}
         tokens = max(found.pop("tokens"), 1.0)
         metrics = {"grad_norm": norm, "loss": found.pop("loss"), "tokens": tokens}
+        for agent in AGENTS:
+            own, nll = found.pop(f"tokens_{agent}", 0.0), found.pop(f"nll_{agent}", 0.0)
+            if own > 0:
+                metrics |= {f"loss_{agent}": nll / own, f"tokens_{agent}": own}
         metrics |= {name: value / tokens for name, value in found.items()}
         return trainable, opt_state, metrics
 
@@ -189,6 +197,7 @@ def _gradient(static, loss: LossConfig, total, trainable, frozen, batch):
         stats = {"tokens": mask.sum(), "entropy": (jax.lax.stop_gradient(entropy) * mask).sum()}
         if loss.kind == "nll":
             per_token = -logp
+            stats |= _by_agent(jax.lax.stop_gradient(per_token), mask, batch["agents"])
         else:
             per_token, info = clipped_policy_loss(
                 logp, batch["old_logp"], batch["advantage"], mask,
@@ -202,6 +211,16 @@ def _gradient(static, loss: LossConfig, total, trainable, frozen, batch):
     (_, stats), grads = jax.value_and_grad(objective, has_aux=True)(trainable)
     total = jax.tree.map(lambda a, g: a + g.astype(jnp.float32), total, grads)
     return total, jax.tree.map(jax.lax.stop_gradient, stats)
+
+
+def _by_agent(per_token: jax.Array, mask: jax.Array, agents: jax.Array) -> dict[str, jax.Array]:
+    """Sums of `per_token` (f32[B, T-1]) where `mask`, and of `mask`, over the rows of each agent (i32[B])."""
+    nll, tokens = (per_token * mask).sum(-1), mask.sum(-1)
+    out = {}
+    for i, agent in enumerate(AGENTS):
+        own = agents == i
+        out |= {f"nll_{agent}": jnp.where(own, nll, 0.0).sum(), f"tokens_{agent}": jnp.where(own, tokens, 0.0).sum()}
+    return out
 
 
 def _apply(optimizer, trainable, opt_state, grads):

@@ -1,11 +1,17 @@
-"""The cold start's batches: rows of like length, every epoch a new order, the same for the same seed."""
+"""The cold start's batches: rows of like length, every epoch a new order, the same for the same seed, and shares of the agents."""
 
 from __future__ import annotations
 
+from collections import Counter
+
+import jax
 import numpy as np
 import pytest
 
-from dk_jax.sft.training import batch_indices
+from dk_jax.metrics import read_scalars
+from dk_jax.sft.batches import batch_indices, seats, shared_indices
+from dk_jax.train.state import Checkpoints
+from tests.end_to_end.scripted import Killed, ScriptedClient, ScriptedRun, tiny_config
 
 LENGTHS = [int(n) for n in np.random.default_rng(0).integers(50, 600, 330)]
 
@@ -41,3 +47,97 @@ def test_epochs_and_seeds_differ_and_equal_seeds_agree():
 @pytest.mark.parametrize("rows", [1, 5, 16])
 def test_fewer_rows_than_a_batch_still_make_one(rows):
     assert sorted(batch_indices(3, lengths=[10] * rows, batch=16, seed=0)) == list(range(rows))
+
+
+SHARES = {"policy": 0.7, "selection": 0.1, "summary": 0.2}
+
+
+@pytest.mark.parametrize(
+    ("shares", "batch", "wanted"),
+    [
+        (SHARES, 16, {"policy": 11, "selection": 2, "summary": 3}),
+        (SHARES, 10, {"policy": 7, "selection": 1, "summary": 2}),
+        (SHARES, 3, {"policy": 1, "selection": 1, "summary": 1}),
+        ({"policy": 98, "selection": 1, "summary": 1}, 16, {"policy": 14, "selection": 1, "summary": 1}),
+        ({"policy": 1.0, "selection": 0.0, "summary": 0.0}, 16, {"policy": 16}),
+        ({"policy": 0.0, "selection": 0.0, "summary": 0.0}, 16, {}),
+        ({}, 16, {}),
+    ],
+)
+def test_a_batch_is_divided_by_the_shares(shares, batch, wanted):
+    assert seats(shares, batch) == wanted
+
+
+def test_shares_that_make_no_sense_are_refused():
+    with pytest.raises(ValueError, match=r"sft\.shares must be numbers >= 0: {'summary': -1}"):
+        seats({"policy": 1, "summary": -1}, 16)
+    with pytest.raises(ValueError, match=r"3 agents, but sft\.batch=2"):
+        seats(SHARES, 2)
+    with pytest.raises(ValueError, match=r"sft\.shares\.summary is above 0, but there is no sample"):
+        shared_indices(0, lengths=[9, 9], agents=["policy"] * 2, counts={"policy": 1, "summary": 1}, seed=0)
+
+
+AGENTS = ["policy"] * 290 + ["selection"] * 33 + ["summary"] * 7
+COUNTS = seats(SHARES, 16)
+
+
+def shared(step: int, seed: int = 0) -> list[int]:
+    return shared_indices(step, lengths=LENGTHS, agents=AGENTS, counts=COUNTS, seed=seed)
+
+
+def test_every_batch_has_its_rows_of_each_agent_and_an_agents_rows_are_seen_equally_often():
+    seen: Counter[int] = Counter()
+    for step in range(60):
+        assert Counter(AGENTS[i] for i in shared(step)) == COUNTS
+        seen.update(shared(step))
+        for agent in COUNTS:
+            times = [seen[i] for i, name in enumerate(AGENTS) if name == agent]
+            assert max(times) - min(times) <= 1
+    assert seen[len(AGENTS) - 1] == pytest.approx(60 * 3 / 7, abs=1)
+
+
+def test_shared_batches_depend_on_step_and_seed_alone_and_change_from_epoch_to_epoch():
+    later = shared(17)
+    assert later == shared(17) != shared(17, seed=1)
+    # The summary's 7 rows: an epoch is 7 draws, 21 draws are 7 steps of 3; not the same order three times.
+    draws = [i for step in range(7) for i in shared(step) if AGENTS[i] == "summary"]
+    epochs = [tuple(draws[at : at + 7]) for at in (0, 7, 14)]
+    assert len(set(epochs)) == 3 and {tuple(sorted(e)) for e in epochs} == {tuple(range(323, 330))}
+
+
+def test_policy_rows_of_a_shared_batch_are_alike_in_length():
+    rows = [[LENGTHS[i] for i in shared(step) if AGENTS[i] == "policy"] for step in range(26 * 3)]
+    assert np.mean([max(r) - min(r) for r in rows]) < 80
+
+
+def _cold_start(workdir):
+    cfg = tiny_config()
+    cfg.sft.update(dict(steps=4, batch=4, microbatch=4))
+    cfg.sft.shares.update(dict(policy=0.5, selection=0.25, summary=0.25))
+    run = ScriptedRun(cfg, workdir, ScriptedClient())
+    try:
+        return jax.tree.map(np.asarray, run.sft().trainable)
+    finally:
+        run.close()
+
+
+def test_a_cold_start_with_shares_tells_losses_by_agent_and_resumes_bit_for_bit(tmp_path, monkeypatch):
+    wanted = _cold_start(tmp_path / "whole")
+    lines = read_scalars(tmp_path / "whole" / "metrics.jsonl", "sft")
+    for line in lines:
+        assert [line[f"rows_{a}"] for a in SHARES] == [2, 1, 1]
+        assert sum(line[f"tokens_{a}"] for a in SHARES) == line["tokens"]
+        mean = sum(line[f"tokens_{a}"] * line[f"loss_{a}"] for a in SHARES) / line["tokens"]
+        assert mean == pytest.approx(line["loss"], rel=1e-5)
+    saved = Checkpoints.save
+
+    def killed_at_the_third_step(self, state):
+        if state.step == 3:
+            raise Killed
+        saved(self, state)
+
+    monkeypatch.setattr(Checkpoints, "save", killed_at_the_third_step)
+    with pytest.raises(Killed):
+        _cold_start(tmp_path / "killed")
+    monkeypatch.undo()
+    jax.tree.map(np.testing.assert_array_equal, _cold_start(tmp_path / "killed"), wanted)
