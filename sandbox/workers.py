@@ -7,8 +7,10 @@ import asyncio
 import json
 import logging
 import os
+import shutil
 import socket
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,17 +25,37 @@ log = logging.getLogger("sandbox.workers")
 PATIENCE_S = 0.25
 RESTART_PAUSE_S = 0.5
 MAX_LINE_BYTES = 16 << 20
+CLEAR_S = 10.0
+"""Jails die a moment after their oracle; until then one may still write into its directory."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerSettings:
-    """What every oracle process is started with."""
+    """What every oracle process is started with; each gets a directory of its own under `scratch`."""
 
     scratch: Path
     cache: Path
     threads: int
     isolation: Level = "strict"
     log_level: str = "WARNING"
+
+
+def make_directory(scratch: Path, prefix: str) -> Path:
+    """A new directory that jails may pass through but not list. Raises OSError."""
+    directory = Path(tempfile.mkdtemp(prefix=prefix, dir=scratch))
+    directory.chmod(0o711)
+    return directory
+
+
+def remove_directory(directory: Path, timeout_s: float) -> bool:
+    """Deletes a directory that dying processes may still write into; whether it is gone by the timeout."""
+    deadline = time.monotonic() + timeout_s
+    while directory.exists():
+        shutil.rmtree(directory, ignore_errors=True)
+        if time.monotonic() > deadline:
+            return not directory.exists()
+        time.sleep(0.05)
+    return True
 
 
 class Gates:
@@ -81,6 +103,7 @@ class Worker:
         self._writer: asyncio.StreamWriter | None = None
         self._held: dict[int, str] = {}
         self._closing = False
+        self._directory: Path | None = None
         self._task = asyncio.create_task(self._live(), name=f"worker-{number}")
 
     def evaluate(self, job_id: str, job: dict[str, Any]) -> None:
@@ -131,14 +154,22 @@ class Worker:
             self.restarts += 1
             if self.job_id is not None:
                 self._on_lost(self, self.last_error)
+            await self._clear()
             if not was_ready or time.monotonic() - started < RESTART_PAUSE_S:
                 await asyncio.sleep(min(RESTART_PAUSE_S * self.restarts, 10.0))
 
+    async def _clear(self) -> None:
+        """Deletes what the dead process and its jails have left on the disk; they had no chance to do so."""
+        directory, self._directory = self._directory, None
+        if directory is not None and not await asyncio.to_thread(remove_directory, directory, CLEAR_S):
+            log.warning("%s could not be deleted; it goes when the server stops", directory)
+
     async def _run_once(self) -> None:
+        self._directory = make_directory(self._settings.scratch, f"oracle-{self.number}-")
         ours, theirs = socket.socketpair()
         settings = {
             "parent": os.getpid(),
-            "scratch": str(self._settings.scratch),
+            "scratch": str(self._directory),
             "cache": str(self._settings.cache),
             "threads": self._settings.threads,
             "isolation": self._settings.isolation,

@@ -150,7 +150,7 @@ def main() -> int:
         health = server.client.health()
         watch.stop()
         memory_after = device_bytes(arguments.device)
-        files = [p.name for d in server.scratch.glob("dk_sandbox-*") for p in d.iterdir()]
+        files = [f"{p.parent.name}/{p.name}" for p in server.scratch.glob("dk_sandbox-*/*/*")]
     time.sleep(1.0)
     orphans = watch.alive()
     wrong = [record for record in records if not record.get("right")]

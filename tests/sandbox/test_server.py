@@ -15,6 +15,7 @@ import pytest
 
 from sandbox.client import AsyncSandboxClient, SandboxBusy, SandboxClient, SandboxRejected
 from sandbox.protocol import Options, VerificationTask
+from sandbox.workers import make_directory, remove_directory
 from tests.sandbox.helpers import (
     GOOD_BODY,
     ROOT,
@@ -27,6 +28,12 @@ from tests.sandbox.helpers import (
 
 SLOW = "        import time; time.sleep(0.4)\n        return torch.relu(x + self.bias)"
 ENDLESS = "        import time; time.sleep(1000)"
+
+
+def oracle_processes(server_pid: int) -> list[int]:
+    """Pids of a server's oracle processes."""
+    children = psutil.Process(server_pid).children()
+    return [child.pid for child in children if "sandbox.oracle.worker" in " ".join(child.cmdline())]
 
 
 def good(number: object):
@@ -209,11 +216,8 @@ def test_an_ended_server_takes_all_along_and_its_successor_finishes_the_work(sho
 def test_a_killed_oracle_is_replaced_and_its_work_done_again(server, sandbox, task, quick):
     [one] = sandbox.submit(task, [python_module(SLOW, "# oracle dies")], quick)
     assert eventually(lambda: sandbox.result(one, 0).stage == "loaded")
-    oracles = [
-        p for p in psutil.Process(server.pid).children() if "sandbox.oracle.worker" in " ".join(p.cmdline())
-    ]
-    for oracle in oracles:
-        os.kill(oracle.pid, signal.SIGKILL)
+    for oracle in oracle_processes(server.pid):
+        os.kill(oracle, signal.SIGKILL)
     result = sandbox.result(one, 60)
     assert result.outcome == "ok" and result.attempts >= 2
     assert eventually(lambda: sandbox.health().status == "ok")
@@ -235,7 +239,34 @@ def test_nothing_is_left_in_the_temporary_directory(short_dir, task, quick):
         with server.client() as client:
             client.evaluate(task, [good("files"), kernel("broken;"), python_module(ENDLESS)], quick)
             scratch = next(short_dir.glob("dk_sandbox-*"))
-            assert eventually(lambda: len(list(scratch.glob("jail-*"))) == 1), "only the warm reference's"
-            assert not list(scratch.glob("build-*"))
+            assert eventually(lambda: len(list(scratch.glob("*/jail-*"))) == 1), "only the warm reference's"
+            assert not list(scratch.glob("*/build-*"))
         server.stop()
         assert not list(short_dir.glob("dk_sandbox-*"))
+
+
+def test_a_killed_oracle_s_files_go_when_it_is_replaced(short_dir, task, quick):
+    with running_server(short_dir, "--workers", "1", environment={"TMPDIR": str(short_dir)}) as server:
+        with server.client() as client:
+            [one] = client.submit(task, [python_module(SLOW, "# its files")], quick)
+            assert eventually(lambda: client.result(one, 0).stage == "loaded")
+            scratch = next(short_dir.glob("dk_sandbox-*"))
+            [old] = scratch.iterdir()
+            jails = list(old.glob("jail-*"))
+            [oracle] = oracle_processes(server.pid)
+            os.kill(oracle, signal.SIGKILL)
+            result = client.result(one, 60)
+            assert result.outcome == "ok" and result.attempts == 2
+            assert len(jails) == 2, "the candidate's and the reference's"
+            assert not old.exists()
+            [new] = scratch.iterdir()
+            assert eventually(lambda: len(list(new.glob("jail-*"))) == 1), "only the warm reference's"
+
+
+def test_a_directory_that_a_dying_process_still_fills_is_deleted_all_the_same(tmp_path):
+    directory = make_directory(tmp_path, "oracle-")
+    fill = "i=0; while mkdir $0/$i; do i=$((i+1)); done"
+    with subprocess.Popen(["sh", "-c", fill, str(directory)], stderr=subprocess.DEVNULL) as writer:
+        assert eventually(lambda: len(list(directory.iterdir())) > 100)
+        assert remove_directory(directory, 20.0)
+        assert writer.wait(20) == 0 and not directory.exists()
