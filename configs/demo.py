@@ -99,9 +99,23 @@ def get_config() -> ConfigDict:
     c.reward = ConfigDict(dict(w_correct=0.5, w_speed=0.5, w_coverage=0.0, speedup_cap=4.0))
 
     # The first timed_tasks tasks (0: all) get variants_per_task kernels, judged and timed; the others untimed_variants kernels,
-    # judged for correctness. samples_per_task, untimed_samples: policy trajectories a task of each sort.
+    # judged for correctness. samples_per_task, untimed_samples: policy trajectories a task of each sort. selection_samples,
+    # summary_samples: calls a timed task. skill_share, untimed_skill_share: policy trajectories with a skill in the prompt;
+    # balance_skills: rare techniques more often.
     c.corpus = ConfigDict(
-        dict(timed_tasks=160, variants_per_task=3, untimed_variants=1, wrong_share=0.2, samples_per_task=4, untimed_samples=1)
+        dict(
+            timed_tasks=160,
+            variants_per_task=3,
+            untimed_variants=1,
+            wrong_share=0.2,
+            samples_per_task=4,
+            untimed_samples=1,
+            selection_samples=1,
+            summary_samples=1,
+            skill_share=0.5,
+            untimed_skill_share=0.3,
+            balance_skills=False,
+        )
     )
     # shares: how the rows of a batch are divided over the agents, whose rows are then repeated as often as that takes; all 0: rows as
     # they come.

@@ -19,7 +19,7 @@ import numpy as np
 
 from dk_jax.rollout.judge import Judge, Request
 from dk_jax.rollout.trajectory import Verdict, derive_seed
-from dk_jax.sft.samples import JudgedKernel
+from dk_jax.sft.judged import JudgedKernel
 from dk_jax.tasks.task import Task
 
 log = logging.getLogger(__name__)

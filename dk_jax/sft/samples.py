@@ -9,9 +9,9 @@ to repair them, while which optimisation pays is left for RL to find.
 from __future__ import annotations
 
 import dataclasses
-import json
+import math
+from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 
@@ -19,21 +19,12 @@ from dk_jax.agents import policy, selection, summary
 from dk_jax.agents.text import TaskView
 from dk_jax.generation.tokenizer import Codec
 from dk_jax.models.config import AGENTS
-from dk_jax.rollout.trajectory import Verdict, derive_seed
+from dk_jax.rollout.trajectory import derive_seed
+from dk_jax.sft.judged import JudgedKernel
+from dk_jax.sft.lessons import lessons, speedup, taught_by
 from dk_jax.sft.skill_topics import SkillTopic
 from dk_jax.skills.record import Skill, SkillDraft
 from dk_jax.train.batch import Row
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class JudgedKernel:
-    """A generated kernel with the sandbox's verdict on it."""
-
-    task: str
-    source: str
-    techniques: tuple[str, ...]
-    intent: str
-    verdict: Verdict
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,21 +32,31 @@ class SampleConfig:
     """How many samples, and of what.
 
     Attributes:
-        samples_per_task: policy trajectories of a task with timed kernels, half of them with an injected skill.
+        samples_per_task: policy trajectories of a task with timed kernels.
         untimed_samples: the same of a task whose kernels were judged for correctness only; these have one turn, or two where
             the first shows a wrong kernel, and no selection or summary samples.
+        selection_samples, summary_samples: calls of a task with timed kernels, no two alike; fewer where there are not as many.
         wrong_share: share of first turns that show a wrong or broken kernel (not imitated).
+        skill_share, untimed_skill_share: share of policy trajectories whose prompt holds a skill that the first kernel is an
+            example of (if there is such a topic), of timed tasks and of the others.
+        balance_skills: draw that skill's topic with weights that are the inverse of how many correct kernels are examples of it,
+            so that techniques that few kernels use are shown more often; otherwise evenly.
         max_skills: skills a selection call may name.
         headers: most headers shown to the selection agent.
-        min_gain: a summary sample needs best >= min_gain x first.
+        min_gain: a summary sample needs best >= min_gain x first and >= min_gain x eager.
     """
 
     style: str
     samples_per_task: int
     untimed_samples: int
+    selection_samples: int
+    summary_samples: int
     wrong_share: float
     max_skills: int
     headers: int
+    skill_share: float = 0.5
+    untimed_skill_share: float = 0.3
+    balance_skills: bool = False
     min_gain: float = 1.2
 
 
@@ -71,30 +72,6 @@ class Sample:
     @property
     def texts(self) -> list[str]:
         return [text for prompt, answer, _ in self.turns for text in (prompt, answer)]
-
-
-def save_kernels(path: Path, kernels: Sequence[JudgedKernel]) -> None:
-    """One JSON line a kernel; complete or not at all."""
-    partial = path.with_suffix(".part")
-    with open(partial, "w", encoding="utf-8") as file:
-        for kernel in kernels:
-            file.write(json.dumps(dataclasses.asdict(kernel)) + "\n")
-    partial.replace(path)
-
-
-def load_kernels(path: Path) -> list[JudgedKernel]:
-    """Reads what `save_kernels` wrote; a bad line is named."""
-    out = []
-    with open(path, encoding="utf-8") as file:
-        for number, line in enumerate(file, 1):
-            try:
-                data = json.loads(line)
-                data["verdict"] = Verdict(**data["verdict"])
-                data["techniques"] = tuple(data["techniques"])
-                out.append(JudgedKernel(**data))
-            except (ValueError, KeyError, TypeError) as error:
-                raise ValueError(f"{path}:{number}: not a judged kernel ({error}). Delete the file; it is made again.") from error
-    return out
 
 
 def _skill(draft: SkillDraft) -> Skill:
@@ -114,8 +91,10 @@ def make_samples(
     Tasks without a correct kernel give none.
     """
     by_task: dict[str, list[JudgedKernel]] = {}
+    examples: Counter[str] = Counter()
     for kernel in kernels:
         by_task.setdefault(kernel.task, []).append(kernel)
+        examples.update(t.topic for t in taught_by(kernel, topics) if kernel.verdict.correct)
     samples: list[Sample] = []
     for task, judged in by_task.items():
         rng = np.random.default_rng(derive_seed(seed, "samples", task))
@@ -123,10 +102,15 @@ def make_samples(
         wrong = [k for k in judged if not k.verdict.correct]
         if not correct:
             continue
-        maker = _TaskSamples(view=views[task], correct=correct, wrong=wrong, topics=topics, config=config, rng=rng)
+        maker = _TaskSamples(
+            view=views[task], correct=correct, wrong=wrong, topics=topics, examples=examples, config=config, rng=rng
+        )
         timed = any(k.verdict.speedup > 0 for k in correct)
         for i in range(config.samples_per_task if timed else config.untimed_samples):
-            with_skill = i % 2 == 1 if timed else bool(rng.random() < 0.3)
+            if timed:  # every second one for a share of 0.5
+                with_skill = math.floor((i + 1) * config.skill_share) > math.floor(i * config.skill_share)
+            else:
+                with_skill = bool(rng.random() < config.untimed_skill_share)
             samples.append(maker.policy(with_skill=with_skill, timed=timed))
         if timed:
             samples += maker.selections() + maker.summaries()
@@ -139,6 +123,7 @@ class _TaskSamples:
     correct: list[JudgedKernel]
     wrong: list[JudgedKernel]
     topics: Sequence[SkillTopic]
+    examples: Counter[str]  # correct kernels of all tasks by topic
     config: SampleConfig
     rng: np.random.Generator
 
@@ -148,20 +133,20 @@ class _TaskSamples:
     def _phrase(self, topic: SkillTopic) -> SkillDraft:
         return self._pick(topic.phrasings)
 
-    def _taught_by(self, kernel: JudgedKernel, beyond: JudgedKernel | None = None) -> list[SkillTopic]:
-        """Topics that a kernel is an example of; with `beyond`, those that the other kernel is not."""
-        own = set(kernel.techniques)
-        other = set(beyond.techniques) if beyond is not None else None
-        return [t for t in self.topics if t.techniques <= own and (other is None or not t.techniques <= other)]
+    def _pick_topic(self, topics: Sequence[SkillTopic]) -> SkillTopic:
+        if not self.config.balance_skills:
+            return self._pick(topics)
+        weights = np.array([1.0 / self.examples[t.topic] for t in topics])
+        return topics[int(self.rng.choice(len(topics), p=weights / weights.sum()))]
 
     def policy(self, *, with_skill: bool, timed: bool) -> Sample:
         style = self.config.style
         skills: list[Skill] = []
         first = self._pick(self.correct)
         if with_skill:
-            taught = self._taught_by(first)
+            taught = taught_by(first, self.topics)
             if taught:
-                skills = [_skill(self._phrase(self._pick(taught)))]
+                skills = [_skill(self._phrase(self._pick_topic(taught)))]
                 if self.config.max_skills > 1 and self.rng.random() < 0.3:
                     other = _skill(self._phrase(self._pick(self.topics)))
                     if other.name != skills[0].name:
@@ -190,9 +175,11 @@ class _TaskSamples:
 
     def selections(self) -> list[Sample]:
         best = self._best
-        useful = {t.topic for t in self._taught_by(best)}
-        out = []
-        for _ in range(max(1, self.config.samples_per_task // 4)):
+        useful = {t.topic for t in taught_by(best, self.topics)}
+        out: dict[str, Sample] = {}
+        for _ in range(20 * self.config.selection_samples):
+            if len(out) == self.config.selection_samples:
+                break
             count = int(self.rng.integers(1, min(self.config.headers, len(self.topics)) + 1))
             order = self.rng.permutation(len(self.topics))[:count]
             shown = [(self.topics[i], _skill(self._phrase(self.topics[i]))) for i in order]
@@ -201,34 +188,31 @@ class _TaskSamples:
                 self.view, [skill for _, skill in shown], style=self.config.style, max_skills=self.config.max_skills
             )
             answer = selection.format(names, style=self.config.style)
-            out.append(Sample(agent="selection", kind="selection", task=self.view.name, turns=((prompt, answer, True),)))
-        return out
+            out.setdefault(prompt, Sample(agent="selection", kind="selection", task=self.view.name, turns=((prompt, answer, True),)))
+        return list(out.values())
 
     def summaries(self) -> list[Sample]:
-        pairs = [
-            (a, b)
-            for a in self.correct
-            for b in self.correct
-            if b.verdict.speedup >= max(self.config.min_gain * a.verdict.speedup, self.config.min_gain)
-            and self._taught_by(b, beyond=a)
-        ]
+        """Calls whose prompts are those that a rollout with these two turns would give the summary agent."""
         out = []
-        for i in range(min(len(pairs), max(1, self.config.samples_per_task // 4))):
-            first, best = self._pick(pairs)
-            taught = self._taught_by(best, beyond=first)
-            injected = [_skill(self._phrase(self._pick(self.topics)))] if i % 2 else []
-            draft = self._phrase(self._pick(taught))
+        for lesson in lessons(
+            [*self.correct, *self.wrong],
+            self.topics,
+            count=self.config.summary_samples,
+            min_gain=self.config.min_gain,
+            max_skills=self.config.max_skills,
+            rng=self.rng,
+        ):
             prompt = summary.render(
                 self.view,
-                injected,
-                first_code=first.source,
-                first_speedup=first.verdict.speedup,
-                best_code=best.source,
-                best_speedup=best.verdict.speedup,
+                [_skill(draft) for draft in lesson.injected],
+                first_code=lesson.first.source,
+                first_speedup=speedup(lesson.first),
+                best_code=lesson.best.source,
+                best_speedup=speedup(lesson.best),
                 style=self.config.style,
             )
-            kind = "summary_with_skill" if injected else "summary"
-            answer = summary.format([draft], style=self.config.style)
+            kind = "summary_with_skill" if lesson.injected else "summary"
+            answer = summary.format([lesson.draft], style=self.config.style)
             out.append(Sample(agent="summary", kind=kind, task=self.view.name, turns=((prompt, answer, True),)))
         return out
 

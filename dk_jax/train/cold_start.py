@@ -12,7 +12,8 @@ from tqdm import tqdm
 
 from dk_jax.agents.text import TaskView
 from dk_jax.sft.corpus import Chosen, CorpusConfig, choose_all, judge_all, judge_untimed
-from dk_jax.sft.samples import JudgedKernel, Sample, SampleConfig, load_kernels, make_samples, save_kernels
+from dk_jax.sft.judged import JudgedKernel, load_kernels, save_kernels
+from dk_jax.sft.samples import Sample, SampleConfig, make_samples
 from dk_jax.train import setup
 
 
@@ -65,11 +66,17 @@ class ColdStartData:
     def samples(self, views: Mapping[str, TaskView], kernels: Sequence[JudgedKernel]) -> list[Sample]:
         """The samples, the same for the same kernels and config."""
         _, topics = setup.kernel_variants(self.cfg.sandbox.language)
+        c = self.cfg.corpus
         config = SampleConfig(
             style=self.cfg.style,
-            samples_per_task=self.cfg.corpus.samples_per_task,
-            untimed_samples=self.cfg.corpus.untimed_samples,
-            wrong_share=self.cfg.corpus.wrong_share,
+            samples_per_task=c.samples_per_task,
+            untimed_samples=c.untimed_samples,
+            selection_samples=c.selection_samples,
+            summary_samples=c.summary_samples,
+            wrong_share=c.wrong_share,
+            skill_share=c.skill_share,
+            untimed_skill_share=c.untimed_skill_share,
+            balance_skills=c.balance_skills,
             max_skills=self.cfg.rollout.max_skills,
             headers=self.cfg.rollout.headers,
         )

@@ -38,7 +38,8 @@ from dk_jax.rollout.judge import Journal
 from dk_jax.rollout.trajectory import load_trajectories, save_trajectories
 from dk_jax.rollout.verify import Verifier
 from dk_jax.sft import training as sft
-from dk_jax.sft.samples import JudgedKernel, Sample, to_row
+from dk_jax.sft.judged import JudgedKernel
+from dk_jax.sft.samples import Sample, to_row
 from dk_jax.skills.library import SkillLibrary
 from dk_jax.train import setup
 from dk_jax.train.batch import microbatches

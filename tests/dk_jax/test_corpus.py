@@ -11,7 +11,8 @@ import pytest
 from dk_jax.rollout.episode import task_view
 from dk_jax.rollout.trajectory import Verdict
 from dk_jax.sft.corpus import CorpusConfig, choose, choose_all, judge_all
-from dk_jax.sft.samples import SampleConfig, load_kernels, make_samples, save_kernels
+from dk_jax.sft.judged import load_kernels, save_kernels
+from dk_jax.sft.samples import SampleConfig, make_samples
 from dk_jax.sft.skill_topics import skill_catalogue
 from dk_jax.tasks.builtin import builtin_suite
 
@@ -118,8 +119,9 @@ def test_untimed_tasks_teach_to_write_and_repair_but_not_what_is_fast(tmp_path):
     save_kernels(tmp_path / "corpus.jsonl", kernels)
     kernels = load_kernels(tmp_path / "corpus.jsonl")
     style = SampleConfig(
-        style="compact", samples_per_task=4, untimed_samples=2, wrong_share=0.5, max_skills=2, headers=4
-    )
+        style="compact", samples_per_task=4, untimed_samples=2, selection_samples=1, summary_samples=1, wrong_share=0.5,
+        max_skills=2, headers=4,
+    )  # fmt: skip
     samples = make_samples(views, kernels, skill_catalogue(), config=style, seed=0)
     untimed = [s for s in samples if s.task in {t.name for t in tasks[3:]}]
     assert len(untimed) == 6 and {s.agent for s in untimed} == {"policy"}
