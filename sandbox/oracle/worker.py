@@ -39,12 +39,19 @@ class BrokerLink:
         self.current: str | None = None
 
     def send(self, message: dict[str, Any]) -> None:
-        self.sock.sendall(json.dumps(message).encode() + b"\n")
+        """Raises SystemExit when the broker has gone."""
+        try:
+            self.sock.sendall(json.dumps(message).encode() + b"\n")
+        except ConnectionError:
+            raise SystemExit(0) from None
 
     def receive(self) -> dict[str, Any]:
         """Blocks for one message. Raises SystemExit when the broker has gone."""
         while b"\n" not in self._buffer:
-            data = self.sock.recv(1 << 20)
+            try:
+                data = self.sock.recv(1 << 20)
+            except ConnectionError:
+                data = b""
             if not data:
                 raise SystemExit(0)
             self._buffer += data
