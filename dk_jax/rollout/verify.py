@@ -19,6 +19,7 @@ from dk_jax.rollout.judge import Arms, Judge
 from dk_jax.rollout.trajectory import Trajectory, Verdict, derive_seed
 from dk_jax.skills.library import SkillLibrary
 from dk_jax.skills.record import Evidence, Provenance, Skill, SkillDraft, validate_draft
+from dk_jax.skills.sameness import same_as
 from dk_jax.skills.verification import Decision, PaperRule, SequentialTest, speedup_of
 from dk_jax.tasks.task import Task
 
@@ -107,19 +108,28 @@ class Verifier:
         )
 
     def screen(self, calls: Sequence[Call], active: Sequence[Skill], count_tokens: Callable[[str], int]) -> list[Proposal]:
-        """One proposal a draft; those with problems are refused here."""
+        """One proposal a draft, in the order of `calls`; those with problems are refused here.
+
+        Refused are drafts of bad form, with the name of an active skill or of an earlier proposal of the step, that say what one
+        of these says already (dk_jax.skills.sameness), and those beyond `max_verifications`.
+        """
         taken = {skill.name for skill in active}
-        proposals, admitted = [], 0
+        proposals: list[Proposal] = []
+        admitted: list[SkillDraft] = []
         for call in calls:
             for draft in call.drafts:
                 problems = validate_draft(draft, count_tokens=count_tokens)
                 if draft.name in taken:
                     problems.append(f"a skill named {draft.name!r} is there already")
-                if not problems and admitted == self.max_verifications:
+                if (same := same_as(draft, active)) is not None:
+                    problems.append(f"skill {same.name!r} says the same already")
+                elif (other := same_as(draft, admitted)) is not None:
+                    problems.append(f"proposal {other.name!r} of this step says the same")
+                if not problems and len(admitted) == self.max_verifications:
                     problems.append(f"only {self.max_verifications} proposals are verified in a step")
                 if not problems:
                     taken.add(draft.name)
-                    admitted += 1
+                    admitted.append(draft)
                 proposals.append(Proposal(call=call.trajectory, trigger=call.trigger, draft=draft, problems=problems))
         return proposals
 

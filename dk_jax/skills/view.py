@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Iterable
 from typing import Any
 
 from dk_jax.skills.record import MAX_NAME_CHARS, STATUSES, Evidence, Skill, SkillDraft, Status
+from dk_jax.skills.sameness import same_as
 
 # Where a skill may go from each status. Rejected and retired ones stay in the log, and stay what they are.
 _NEXT: dict[Status, tuple[Status, ...]] = {
@@ -102,10 +102,8 @@ class LibraryView:
         return free
 
     def duplicate_of(self, draft: SkillDraft) -> Skill | None:
-        """The candidate, active or dormant skill with the same content, white space and case apart."""
-        wanted = _folded(draft.content)
-        known = self.skills("candidate", "active", "dormant")
-        return next((skill for skill in known if _folded(skill.content) == wanted), None)
+        """The first candidate, active or dormant skill that says the same (dk_jax.skills.sameness), or None."""
+        return same_as(draft, self.skills("candidate", "active", "dormant"))
 
     def next_id(self) -> str:
         """The id of the next proposal. It depends on the view alone, so a replayed step gives equal ids."""
@@ -157,7 +155,3 @@ class LibraryView:
         """Fills an empty view with skills that have ids."""
         for skill in skills:
             self._add(skill)
-
-
-def _folded(text: str) -> str:
-    return re.sub(r"\s+", " ", text).strip().lower()

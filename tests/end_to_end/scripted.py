@@ -97,12 +97,13 @@ class ScriptedSampler:
             offered = [line.split(" | ")[0] for line in text.split("\nskills:\n")[-1].splitlines() if " | " in line]
             said = json.dumps({"select": offered[: int(rng.integers(0, 2))]}) if rng.random() < 0.9 else "{broken"
         else:
+            number = rng.integers(10_000)
             draft = {
-                "name": f"skill_{rng.integers(10_000)}",
+                "name": f"skill_{number}",
                 "description": "threads and lanes together",
                 "scope": "general",
                 "tags": ["threads", "lanes", "loop"],
-                "content": "Motivation: slow loops.\nKey Idea: use threads.\nExample: #pragma omp parallel for simd",
+                "content": f"Motivation: slow loops.\nKey Idea: use threads.\nExample: #pragma omp parallel for simd num_threads({number})",
             }
             said = json.dumps({"add": [draft]})
         tokens = [*self.codec.encode(said), self.codec.eos_id]
