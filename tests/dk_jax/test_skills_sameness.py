@@ -67,7 +67,8 @@ def test_an_example_of_no_length_is_no_sign():
 def test_phrasings_of_a_topic_say_the_same_and_topics_differ(catalogue):
     told = [(t.topic, d) for t in catalogue() for d in t.phrasings]
     for (a, one), (b, two) in combinations(told, 2):
-        assert (same_as(one, [two]) is not None) == (a == b), (one.name, two.name)
+        expected = a == b and a != "one_pass"  # whose example is too short to tell
+        assert (same_as(one, [two]) is not None) == expected, (one.name, two.name)
 
 
 def screened(calls, active=(), room=9):
