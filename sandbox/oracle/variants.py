@@ -18,8 +18,12 @@ KEPT_SHARE = 0.25
 
 def varied(tensors: list[torch.Tensor], variant: InputVariant, seed: int) -> list[torch.Tensor] | None:
     """Inputs of another distribution; None where the variant would leave all of them as they are."""
-    generator = torch.Generator().manual_seed(seed)
-    changed = [_vary(tensor, variant, generator) for tensor in tensors]
+    generators: dict[torch.device, torch.Generator] = {}
+    changed = []
+    for tensor in tensors:
+        if tensor.device not in generators:
+            generators[tensor.device] = torch.Generator(tensor.device).manual_seed(seed)
+        changed.append(_vary(tensor, variant, generators[tensor.device]))
     if all(new is None for new in changed):
         return None
     return [old if new is None else new for old, new in zip(tensors, changed, strict=True)]
@@ -46,6 +50,6 @@ def _mask(shape: torch.Size, generator: torch.Generator) -> torch.Tensor:
     """Which elements stay; for square matrices rows and columns of the same numbers, so that symmetry
     survives."""
     if len(shape) >= 2 and shape[-1] == shape[-2]:
-        rows = torch.rand(shape[-1], generator=generator) < KEPT_SHARE**0.5
+        rows = torch.rand(shape[-1], generator=generator, device=generator.device) < KEPT_SHARE**0.5
         return (rows[:, None] & rows[None, :]).expand(shape)
-    return torch.rand(shape, generator=generator) < KEPT_SHARE
+    return torch.rand(shape, generator=generator, device=generator.device) < KEPT_SHARE

@@ -1,0 +1,71 @@
+"""How the oracle hands tensors to a runner and takes them from it: through the host, or in shared device memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from sandbox.jail.arena import Arena, read, write
+from sandbox.jail.frames import Message
+from sandbox.jail.tensors import pack, unpack
+
+
+class HostCarrier:
+    """Tensors travel as payloads of messages and lie in the host's memory on both ends."""
+
+    wanted: dict[str, Any] = {}
+    """Fields of an order whose reply brings tensors."""
+
+    def give(self, tensors: Sequence[torch.Tensor]) -> tuple[dict[str, Any], list[memoryview]]:
+        """Fields and buffers of an order that brings `tensors`."""
+        entries, buffers = pack([tensor.cpu() for tensor in tensors])
+        return {"tensors": entries}, buffers
+
+    def take(self, message: Message) -> list[torch.Tensor]:
+        """Tensors of a reply. Raises ValueError if it is malformed."""
+        return unpack(message.header.get("tensors"), message.buffers)
+
+    def close(self) -> None:
+        return
+
+
+class ArenaCarrier(HostCarrier):
+    """Tensors lie on the GPU; what does not fit into the arena goes through the host.
+
+    Args:
+      arena: of one runner; owned and closed by this object.
+    """
+
+    wanted = {"arena": True}
+
+    def __init__(self, arena: Arena):
+        self._arena: Arena | None = arena
+        self._device = arena.memory.device
+
+    def give(self, tensors: Sequence[torch.Tensor]) -> tuple[dict[str, Any], list[memoryview]]:
+        assert self._arena is not None
+        entries = write(self._arena.half(True), tensors)
+        if entries is None:
+            return super().give(tensors)
+        self._synchronize()
+        return {"tensors": entries, "arena": True}, []
+
+    def take(self, message: Message) -> list[torch.Tensor]:
+        """Copies of what the runner left, made before anything is read: it may write the arena at any time."""
+        assert self._arena is not None
+        if message.header.get("arena") is not True:
+            return [tensor.to(self._device) for tensor in super().take(message)]
+        copies = [tensor.clone() for tensor in read(self._arena.half(False), message.header.get("tensors"))]
+        self._synchronize()
+        return copies
+
+    def close(self) -> None:
+        arena, self._arena = self._arena, None
+        if arena is not None:
+            arena.close()
+
+    def _synchronize(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
