@@ -47,6 +47,7 @@ from dk_jax.train.cold_start import ColdStartData
 from dk_jax.train.credit import assign
 from dk_jax.train.state import Checkpoints, TrainState
 from dk_jax.train.update import LossConfig, Updater, make_optimizer, on_one_device, replicated
+from dk_jax.train.workdir import remember_config, remember_weights
 
 log = logging.getLogger(__name__)
 PHASES = ("corpus", "sft", "eval_sft", "rl", "eval_rl", "report")
@@ -70,7 +71,7 @@ class Run:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise setup.ConfigError(f"another run is using {self.workdir}: wait for it, or choose another --workdir") from error
-        setup.remember_config(cfg, self.workdir)
+        remember_config(cfg, self.workdir)
         self.tasks = setup.load_tasks(cfg)
         self.views = {
             t.name: task_view(t, language=cfg.sandbox.language, form=cfg.sandbox.form)
@@ -117,6 +118,7 @@ class Run:
     def model(self) -> setup.Model:
         """Backbone and codec, made once."""
         if self._model is None:
+            remember_weights(self.cfg, self.workdir)
             codec = setup.make_codec(
                 self.cfg, self.workdir, lambda: [text for sample in self.samples() for text in sample.texts]
             )

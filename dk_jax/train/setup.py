@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -247,35 +246,3 @@ def credit_config(cfg: ConfigDict) -> CreditConfig:
         profiling_low=cfg.rl.profiling_low,
         profiling_width=cfg.rl.profiling_width,
     )
-
-
-def remember_config(cfg: ConfigDict, workdir: Path) -> None:
-    """Writes the config to workdir/config.json, or checks that it is the one the workdir was started with.
-
-    Raises ConfigError naming the keys that differ: a run is resumed with its own config, or started in another workdir.
-    """
-    path = workdir / "config.json"
-    wanted = json.loads(json.dumps(cfg.to_dict(), sort_keys=True))
-    if not path.exists():
-        path.write_text(json.dumps(wanted, indent=1, sort_keys=True), encoding="utf-8")
-        return
-    found = json.loads(path.read_text(encoding="utf-8"))
-    a, b = dict(_flat(found)), dict(_flat(wanted))
-    free = _MAY_CHANGE - ({"rl.steps"} if cfg.rl.decay else set())  # a schedule over the steps depends on their number
-    differing = sorted(k for k in a.keys() | b.keys() if a.get(k) != b.get(k) and k not in free)
-    if differing:
-        lines = ", ".join(f"{k}: {a.get(k, 'absent')} -> {b.get(k, 'absent')}" for k in differing)
-        raise ConfigError(f"{workdir} was started with another config ({lines}). Use that config, or another --workdir.")
-    path.write_text(json.dumps(wanted, indent=1, sort_keys=True), encoding="utf-8")
-
-
-# Numbers that say how long and where, not what is computed.
-_MAY_CHANGE = frozenset({"rl.steps", "sandbox.workers", "sandbox.retry_for_s", "sandbox.parallel_tasks", "evaluation.max_tasks"})
-
-
-def _flat(data: dict, prefix: str = ""):
-    for key, value in data.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
