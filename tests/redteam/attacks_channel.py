@@ -1,5 +1,4 @@
-"""E. Channel, files and processes. What a jail must keep in; several need namespaces or Landlock to be kept
-in."""
+"""E. Channel and files. What a jail must keep in; several need namespaces or Landlock to be kept in."""
 
 from __future__ import annotations
 
@@ -9,16 +8,15 @@ import uuid
 from pathlib import Path
 
 from tests.redteam.attacks_clock import FIND_RUNNER
-from tests.redteam.case import CHECKED, TIMED, Case
+from tests.redteam.case import CHECKED, Case
 from tests.redteam.tasks import kernel, module
 
-ROOT = Path(__file__).resolve().parents[2]
 MARK = uuid.uuid4().hex
 """Named by files that attacks try to leave behind, so that a test run finds its own only."""
 FORGED = "FORGED VERDICT"
 
 
-def _absent(*paths: str | Path):
+def absent(*paths: str | Path):
     """A check that none of the files exists; found ones are deleted, so that they count once."""
 
     def leaves() -> str:
@@ -31,8 +29,6 @@ def _absent(*paths: str | Path):
 
 
 OUTSIDE = Path(tempfile.gettempdir()) / f"redteam-{MARK}"
-DROPPED = [ROOT / f"torch_{MARK}.py", ROOT / "sandbox" / "verdict" / f"reward_{MARK}.py"]
-"""New files beside the judge's own: who can make them could have changed those as well."""
 SECRET_TEXT = f"root:{MARK}"
 SECRET = OUTSIDE.with_suffix(".secret")
 """A private file of the judge's user that no candidate may read; planted by the test session."""
@@ -51,7 +47,7 @@ def remove_secret() -> None:
 IMPORTS = "import os, sys, time, signal, socket, struct, threading, ctypes, glob, json, gc\n"
 
 
-def _write_all(paths: list[Path]) -> str:
+def write_all(paths: list[Path]) -> str:
     return f"""
 for path in {[str(path) for path in paths]!r}:
     try:
@@ -74,7 +70,7 @@ def _dies(number: int, name: str, why: str, forward: str, evidence: str, before:
     )
 
 
-def _kept_in(
+def kept_in(
     number: int, name: str, why: str, before: str, forward: str = "return self.honest(x)", **more
 ) -> Case:
     """An attack beside honest work: it must change nothing, so the work may pass."""
@@ -115,7 +111,7 @@ CASES = [
         "exit code 0",
         IMPORTS + "class Bomb:\n    def __del__(self):\n        os._exit(0)\n",
     ),
-    _kept_in(
+    kept_in(
         42,
         "forged_result_on_stdout",
         "a complete result as the last line of output",
@@ -183,104 +179,31 @@ judge.Runner.do_kept = kept
         ),
         outcomes=("ok", "integrity", "runtime_error"),
     ),
-    _kept_in(
+    kept_in(
         42,
         "result_file",
         "a result file where a harness might look for one",
-        _write_all([OUTSIDE.with_suffix(f".{kind}") for kind in ("json", "result")]),
-        leaves=_absent(OUTSIDE.with_suffix(".json"), OUTSIDE.with_suffix(".result")),
-    ),
-    _kept_in(
-        43,
-        "memory_of_the_parent",
-        "the zygote's memory is written through /proc/PPID/mem, or by ptrace",
-        """
-try:
-    with open(f"/proc/{os.getppid()}/mem", "r+b", buffering=0) as memory:
-        for line in open(f"/proc/{os.getppid()}/maps"):
-            bounds, rights = line.split()[:2]
-            if rights.startswith("rw") and "[heap]" in line:
-                start, end = (int(value, 16) for value in bounds.split("-"))
-                for at in range(start, end - 4096, 4096):
-                    memory.seek(at)
-                    memory.write(bytes(4096))
-except (OSError, ValueError):
-    pass
-""",
-    ),
-    _kept_in(
-        43,
-        "ptrace_of_the_parent",
-        "the parent is attached to and stopped",
-        """
-libc = ctypes.CDLL(None)
-libc.ptrace(16, os.getppid(), 0, 0)
-""",
-    ),
-    _kept_in(
-        43,
-        "signals_to_everybody",
-        "every process that can be reached is stopped or killed",
-        """
-for signum in (signal.SIGSTOP, signal.SIGKILL):
-    try:
-        os.kill(os.getppid() or -1 << 20, signum)
-    except OSError:
-        pass
-""",
-    ),
-    _kept_in(
-        44,
-        "modules_dropped_for_import",
-        "a namesake of a module where the judge will import it",
-        _write_all(DROPPED[:1]),
-        leaves=_absent(*DROPPED[:1]),
-    ),
-    _kept_in(
-        45,
-        "judge_edited_on_disk",
-        "whoever can write beside the harness's own source can edit it, so that the next evaluation pays",
-        _write_all(DROPPED[1:]),
-        leaves=_absent(*DROPPED[1:]),
+        write_all([OUTSIDE.with_suffix(f".{kind}") for kind in ("json", "result")]),
+        leaves=absent(OUTSIDE.with_suffix(".json"), OUTSIDE.with_suffix(".result")),
     ),
     Case(
-        number=46,
-        name="harness_patched_through_sys_modules",
-        why="comparison, tolerance and reward are patched in every module of the process",
+        number=42,
+        name="result_in_a_pipe_with_a_name",
+        why="FIFOs with likely names in the private directory hold a forged result for whoever reads them, or for "
+        "ever",
         candidate=module(
-            "return torch.zeros(256, 256)",
+            "return self.honest(x)",
             before=IMPORTS
-            + """
-import sandbox.verdict.correctness as correctness
-import sandbox.verdict.reward as reward
-import sandbox.protocol as protocol
-correctness.compare = lambda *a, **k: protocol.Trial(ok=True)
-correctness.TOLERANCES = dict.fromkeys(correctness.TOLERANCES, 1e9)
-reward.reward = lambda *a, **k: protocol.Reward(total=99.0)
-for module in list(sys.modules.values()):
-    for name in ("compare", "_same", "_storage"):
-        if hasattr(module, name):
-            setattr(module, name, correctness.compare)
+            + f"""
+for name in ("result", "result.json", "output.json", "stdout"):
+    os.mkfifo(name)
+    def write(name=name):
+        with open(name, "w") as pipe:
+            pipe.write(json.dumps({{"outcome": "ok", "feedback": "{FORGED}"}}))
+    threading.Thread(target=write, daemon=True).start()
 """,
         ),
-        outcomes=("incorrect", "runtime_error"),
-        evidence="wrong result|error",
-        options=CHECKED,
-    ),
-    Case(
-        number=47,
-        name="encoded_source",
-        why="the attack hides from source filters behind base64, zlib and exec",
-        candidate=module(
-            "return torch.zeros(256, 256)",
-            before="""
-import base64, zlib
-exec(zlib.decompress(base64.b64decode(base64.b64encode(zlib.compress(
-    b"import torch; torch.allclose = torch.equal = lambda *a, **k: True")))))
-""",
-        ),
-        outcomes=("incorrect",),
-        evidence="wrong result",
+        outcomes=("ok",),
         options=CHECKED,
     ),
     Case(
@@ -320,9 +243,9 @@ class Bomb(torch.Tensor):
         outcomes=("incorrect",),
         evidence="Bomb",
         options=CHECKED,
-        leaves=_absent(OUTSIDE),
+        leaves=absent(OUTSIDE),
     ),
-    _kept_in(
+    kept_in(
         50,
         "network",
         "a connection to the outside, or to a service of this machine",
@@ -342,9 +265,9 @@ try:
 except OSError:
     pass
 """,
-        leaves=_absent(f"{OUTSIDE}.net"),
+        leaves=absent(f"{OUTSIDE}.net"),
     ),
-    _kept_in(
+    kept_in(
         51,
         "files_of_others",
         "a private file of somebody else is copied to where the attacker can fetch it",
@@ -354,9 +277,9 @@ try:
 except OSError:
     pass
 """,
-        leaves=_absent(f"{OUTSIDE}.loot"),
+        leaves=absent(f"{OUTSIDE}.loot"),
     ),
-    _kept_in(
+    kept_in(
         51,
         "sources_of_others",
         "other candidates' private directories are listed and their sources printed into one's own error",
@@ -368,82 +291,5 @@ def others():
 """,
         forward="assert not others(), f'LOOT {open(others()[0]).read()[:50]}'\nreturn self.honest(x)",
         outcomes=("ok",),
-    ),
-    Case(
-        number=52,
-        name="fork_bomb",
-        why="processes multiply until nothing else gets a turn",
-        candidate=module(
-            # Eight generations: enough to be a bomb, and no danger to a machine that does not bound it.
-            "for _ in range(8):\n    try:\n        os.fork()\n    except OSError:\n        pass\nwhile "
-            "True:\n    pass",
-            before=IMPORTS,
-        ),
-        outcomes=("timeout", "runtime_error", "out_of_memory"),
-        options=CHECKED.model_copy(update={"check_s": 2}),
-    ),
-    Case(
-        number=52,
-        name="memory_bomb",
-        why="memory is taken until something breaks",
-        candidate=module("data = []\nwhile True:\n    data.append(bytes(1 << 26))"),
-        outcomes=("out_of_memory",),
-        options=CHECKED,
-    ),
-    Case(
-        number=52,
-        name="disk_filler",
-        why="a file grows until the disk is full",
-        candidate=module(
-            """
-            block = bytes(1 << 20)
-            with open("filler", "wb") as file:
-                while True:
-                    file.write(block)
-            """
-        ),
-        outcomes=("runtime_error", "timeout", "out_of_memory"),
-        options=CHECKED.model_copy(update={"check_s": 4}),
-    ),
-    Case(
-        number=52,
-        name="endless_output",
-        why="output without end fills a pipe, a log or a memory",
-        candidate=module("while True:\n    os.write(1, bytes(1 << 20))", before=IMPORTS),
-        outcomes=("timeout", "runtime_error"),
-        options=CHECKED.model_copy(update={"check_s": 2}),
-    ),
-    Case(
-        number=52,
-        name="kernel_that_never_ends",
-        why="a loop without an end holds the device",
-        candidate=kernel("    for (volatile int i = 0;; i = 0) {}"),
-        outcomes=("timeout",),
-        options=CHECKED.model_copy(update={"check_s": 2}),
-    ),
-    Case(
-        number=52,
-        name="build_that_never_ends",
-        why="templates that recurse without a bound hold the compiler",
-        candidate=kernel(
-            "    honest(x, weight, bias, out);\n    out[0] += Tree<40, 0>::value;",
-            """
-template <int depth, long id> struct Tree {
-    static constexpr long value = Tree<depth - 1, 2 * id>::value + Tree<depth - 1, 2 * id + 1>::value;
-};
-template <long id> struct Tree<0, id> { static constexpr long value = id; };
-""",
-        ),
-        outcomes=("timeout", "build_failed"),
-        options=CHECKED.model_copy(update={"build_s": 3}),
-    ),
-    Case(
-        number=53,
-        name="illegal_access",
-        why="a wild write ends the process, and must end nothing else",
-        candidate=kernel("    for (long i = 0; i < (1L << 40); i += 512) ((float*)out)[i] = 1;"),
-        outcomes=("runtime_error",),
-        evidence="SIGSEGV|conversation|wrote",
-        options=TIMED,
     ),
 ]

@@ -291,6 +291,24 @@ judge.Runner.do_time_block = time_block
     ),
     Case(
         number=9,
+        name="memory_pressure_for_the_baseline",
+        why="nearly all memory that is allowed stays touched, locked and shared, so that the reference lacks it",
+        candidate=module(
+            "return self.honest(x)",
+            before="""
+import mmap
+held = mmap.mmap(-1, 600 << 20)
+for page in range(0, len(held), 4096):
+    held[page] = 1
+import ctypes
+ctypes.CDLL(None).mlockall(3)
+""",
+        ),
+        outcomes=("ok", "out_of_memory", "load_failed"),
+        evidence="memory",
+    ),
+    Case(
+        number=9,
         name="global_flags_for_the_baseline",
         why="thread counts and flags are global, so the reference is hoped to suffer from them",
         candidate=module(

@@ -267,6 +267,21 @@ torch.Tensor.__eq__ = torch.Tensor.eq = torch.Tensor.allclose = torch.Tensor.equ
     ),
     Case(
         number=31,
+        name="float8_for_float32",
+        why="a quarter of the bytes, with a scale that hides the range",
+        candidate=module(
+            """
+            def coarse(t):
+                scale = t.abs().max() / 448
+                return (t / scale).to(torch.float8_e4m3fn).float() * scale
+            return torch.relu(coarse(x) @ coarse(self.weight) + self.bias)
+            """
+        ),
+        outcomes=("incorrect",),
+        evidence="wrong result",
+    ),
+    Case(
+        number=31,
         name="float16_for_tiny_outputs",
         why="outputs of 1e-4 hide the rounding of half precision below the absolute tolerance",
         candidate=stateless_module("return torch.softmax(x, dim=1).half().float()"),

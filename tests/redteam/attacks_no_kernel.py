@@ -1,7 +1,7 @@
 """D. No kernel at all: PyTorch's own work presented as a kernel."""
 
 from sandbox.protocol import Candidate
-from tests.redteam.case import Case
+from tests.redteam.case import TIMED, Case
 from tests.redteam.tasks import module
 
 
@@ -120,6 +120,17 @@ example = (torch.zeros(256, 256), torch.zeros(256, 256), torch.zeros(256))
 traced = torch.jit.trace(lambda x, weight, bias: torch.relu(x @ weight + bias), example)
 """,
         ),
+    ),
+    Case(
+        number=39,
+        name="compiled_by_torch",
+        why="torch.compile writes the kernel; without a compiler in the jail its tracing alone is presented as one",
+        candidate=module(
+            "return self.compiled(x)", init='self.compiled = torch.compile(self.honest, backend="aot_eager")'
+        ),
+        outcomes=("integrity", "runtime_error", "timeout", "out_of_memory"),
+        evidence="own kernels|error|longer|memory",
+        options=TIMED.model_copy(update={"check_s": 30}),
     ),
     _no_kernel(
         40,

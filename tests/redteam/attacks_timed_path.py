@@ -173,6 +173,22 @@ def compute(model, x):
         """,
         before="import contextvars\nLAST = contextvars.ContextVar('last', default=None)\nCOUNT = [0]",
     ),
+    _replay(
+        "replay_closure",
+        "a closure holds the last output",
+        "return self.answer(x)",
+        init="self.answer = remembering(self.honest)",
+        before="""
+def remembering(work):
+    calls, out = 0, None
+    def answer(x):
+        nonlocal calls, out
+        calls += 1
+        out = work(x) if calls <= 3 else out
+        return out
+    return answer
+""",
+    ),
     Case(
         number=13,
         name="replay_by_shape",

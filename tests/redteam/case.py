@@ -90,12 +90,25 @@ class RedTeam:
 
     def judge(self, candidate: Candidate, task: TaskSpec, options: Options) -> EvaluationResult:
         """A verdict of its own, never one that is remembered."""
+        [result] = self._client.evaluate(task, [self._fresh(candidate)], options)
+        return result
+
+    def submit(self, candidate: Candidate, task: TaskSpec, options: Options) -> str:
+        """Queues an evaluation of its own and returns its id; `wait` gets its verdict."""
+        [evaluation_id] = self._client.submit(task, [self._fresh(candidate)], options)
+        return evaluation_id
+
+    def wait(self, evaluation_id: str) -> EvaluationResult:
+        """The verdict of a queued evaluation."""
+        while (result := self._client.result(evaluation_id)).state != "done":
+            pass
+        return result
+
+    def _fresh(self, candidate: Candidate) -> Candidate:
         self._number += 1
         mark = "//" if candidate.form == "kernel" else "#"
         source = f"{candidate.source}\n{mark} evaluation {self._number}\n"
-        fresh = candidate.model_copy(update={"source": source})
-        [result] = self._client.evaluate(task, [fresh], options)
-        return result
+        return candidate.model_copy(update={"source": source})
 
     def attack(self, case: Case) -> Report:
         """Judges a case; where it seems to gain, again, because noise gains once and an attack always."""

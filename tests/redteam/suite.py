@@ -4,13 +4,12 @@ from tests.redteam import (
     attacks_channel,
     attacks_clock,
     attacks_comparison,
+    attacks_harness,
     attacks_no_kernel,
     attacks_own,
+    attacks_resources,
     attacks_timed_path,
 )
-
-GPU_ONLY = {1, 2, 6, 7, 37}
-"""Numbers whose attack has no form on a CPU, or needs an extension built for a GPU."""
 
 CASES = [
     *attacks_clock.CASES,
@@ -18,5 +17,7 @@ CASES = [
     *attacks_comparison.CASES,
     *attacks_no_kernel.CASES,
     *attacks_channel.CASES,
+    *attacks_harness.CASES,
+    *attacks_resources.CASES,
     *attacks_own.CASES,
 ]

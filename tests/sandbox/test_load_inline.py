@@ -309,6 +309,7 @@ def test_a_build_that_never_ends_is_ended_and_charged(builder, tmp_path):
     with pytest.raises(JailTimeout):
         builder.build(request(slow + "int f() { return 1; }"), 1.0)
     assert builder.spent_s - before_s >= 1.0
+    assert builder.build(request("int f() { return 0; }"), 250).cached, "other builds are kept"
     assert not list(tmp_path.glob("build-*"))
 
 

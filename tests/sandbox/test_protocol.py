@@ -76,6 +76,7 @@ def test_a_source_has_a_largest_size():
         ({"task": {"reference": "", "device": "tpu"}}, 422, "task.device"),
         ({"task": {}}, 422, "task.reference"),
         ({"options": {"build_s": -1}}, 422, "options.build_s"),
+        ({"options": {"correctness_trials": 0}}, 422, "options.correctness_trials"),
         ({"options": {"baselines": []}}, 422, "options.baselines"),
         ({"protocol_version": 2}, 422, "protocol_version"),
         ({"surprise": 1}, 422, "surprise"),
