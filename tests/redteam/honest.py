@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sandbox.protocol import Candidate, Options, TaskSpec
+from tests.redteam import honest_extensions
 from tests.redteam.case import CHECKED, TIMED
 from tests.redteam.tasks import (
     DETERMINANT,
@@ -362,5 +363,9 @@ def softmax(x, out, width, BLOCK: tl.constexpr):
     tl.store(out + tl.program_id(0) * width + j, top / tl.sum(top, axis=0), mask=j < width)
 """,
         "softmax[(x.shape[0],)](x, out, x.shape[1], BLOCK=4096)",
+    ),
+    *(
+        Honest(name=name, candidate=candidate, task=task, options=honest_extensions.BUILT)
+        for task, candidate, name in honest_extensions.CANDIDATES
     ),
 ]  # fmt: skip
