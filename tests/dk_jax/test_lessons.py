@@ -8,7 +8,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from dk_jax.agents import summary
+from dk_jax.agents import selection, summary
 from dk_jax.rollout.episode import RolloutConfig, _summarise, task_view, triggers
 from dk_jax.rollout.trajectory import Trajectory, Turn, Verdict
 from dk_jax.sft.judged import JudgedKernel
@@ -152,6 +152,14 @@ def test_selection_samples_of_a_task_are_distinct():
     one = [topic("fuse", phrasings=1)]
     few = [s for s in make_samples({TASK.name: VIEW}, ALL, one, config=config("chat"), seed=0) if s.agent == "selection"]
     assert len(few) == 1
+
+
+def test_what_fits_is_among_the_headers_of_most_selection_calls():
+    many = [*TOPICS, *(topic(f"other_{n}") for n in range(40))]
+    samples = make_samples({TASK.name: VIEW}, ALL, many, config=config("chat", selection_samples=40, headers=3), seed=0)
+    names = [draft.name for one in many for draft in one.phrasings]
+    chosen = [selection.parse(s.turns[0][1], names, style="chat") for s in samples if s.agent == "selection"]
+    assert len(chosen) == 40 and 26 <= sum(bool(c.names) for c in chosen) <= 36
 
 
 @pytest.mark.parametrize(("share", "wanted"), [(0.0, 0), (0.5, 4), (0.75, 6), (1.0, 8)])
