@@ -33,10 +33,11 @@ class UnknownId(KeyError):
 
 @dataclass(eq=False)
 class Record:
-    """One evaluation as the broker knows it."""
+    """One evaluation as the broker knows it; `content` and `task` are digests of all that is judged and of its task."""
 
     id: str
     content: str
+    task: str
     job: dict[str, Any] | None
     result: EvaluationResult
     created_s: float

@@ -11,6 +11,7 @@ from collections import OrderedDict, deque
 from collections.abc import Sequence
 from typing import Any
 
+from sandbox.affinity import Affinity
 from sandbox.metrics import Metrics
 from sandbox.protocol import (
     Candidate,
@@ -59,6 +60,7 @@ class Scheduler:
         self._workers: list[Worker] = []
         self._records: OrderedDict[str, Record] = OrderedDict()
         self._waiting: deque[Record] = deque()
+        self._affinity = Affinity()
         self._running: dict[str, tuple[Record, Worker, float]] = {}
         self._leaders: dict[str, Record] = {}
         self._verdicts: OrderedDict[str, EvaluationResult] = OrderedDict()
@@ -245,11 +247,13 @@ class Scheduler:
             "candidate": candidate.model_dump(),
             "options": options.model_dump(),
         }
-        content = digest("content", task.model_dump(exclude={"name"}), job["candidate"], job["options"])
+        nameless = task.model_dump(exclude={"name"})
+        content = digest("content", nameless, job["candidate"], job["options"])
         evaluation_id = f"eval-{secrets.token_hex(8)}"
         record = Record(
             evaluation_id,
             content,
+            digest("task", nameless),
             job,
             EvaluationResult(id=evaluation_id, language=candidate.language),
             time.monotonic(),
@@ -273,7 +277,8 @@ class Scheduler:
             if not self._waiting:
                 return
             if worker.ready and worker.job_id is None:
-                record = self._waiting.popleft()
+                others = [other for other in self._workers if other is not worker]
+                record = self._affinity.take(self._waiting, worker, others)
                 record.attempts += 1
                 self._running[record.id] = (record, worker, time.monotonic())
                 self._update(record, state="running", attempts=record.attempts)
@@ -309,6 +314,7 @@ class Scheduler:
     def _on_lost(self, worker: Worker, text: str) -> None:
         entry = self._running.pop(worker.job_id or "", None)
         worker.job_id = None
+        self._affinity.forget(worker)
         self.metrics.add("sandbox_worker_restarts_total")
         if entry is None:
             return

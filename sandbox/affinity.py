@@ -1,0 +1,69 @@
+"""Which waiting evaluation a free oracle takes: one whose task it knows already, if that delays nobody for long.
+
+A task's reference is costly to make (a process, on a GPU a context of its own, rounding, fresh inputs for the audit),
+and every oracle keeps those that it used last. So candidates of one task go to few oracles, and different tasks to
+different ones. The order of one task's candidates never changes.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Hashable, Iterable
+from itertools import islice
+
+from sandbox.records import Record
+
+WARM_TASKS = 6
+"""References that an oracle keeps (`sandbox.oracle.evaluate.Judge`)."""
+WINDOW = 256
+"""So many of the waiting are looked at."""
+PATIENCE = 32
+"""So often the first in the queue may be passed over."""
+
+
+class Affinity:
+    """Remembers which oracle has judged which tasks lately. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._warm: dict[Hashable, OrderedDict[str, None]] = {}
+        self._passed: tuple[str, int] = ("", 0)
+
+    def take(self, waiting: deque[Record], worker: Hashable, others: Iterable[Hashable]) -> Record:
+        """Removes and returns what `worker` shall judge next.
+
+        First choice is a task that is warm there, then one that is warm with none of `others`, then the first in the
+        queue. Who was tried before, or passed over `PATIENCE` times, comes first of all.
+
+        Args:
+          waiting: in order of arrival; not empty.
+          worker: the free oracle. others: the remaining ones.
+        """
+        first = waiting[0]
+        passed = self._passed[1] if self._passed[0] == first.id else 0
+        chosen = first if first.attempts or passed >= PATIENCE else self._preferred(waiting, worker, others)
+        if chosen is first:
+            waiting.popleft()
+        else:
+            waiting.remove(chosen)
+            self._passed = (first.id, passed + 1)
+        warm = self._warm.setdefault(worker, OrderedDict())
+        warm[chosen.task] = None
+        warm.move_to_end(chosen.task)
+        while len(warm) > WARM_TASKS:
+            warm.popitem(last=False)
+        return chosen
+
+    def forget(self, worker: Hashable) -> None:
+        """Of an oracle that was replaced."""
+        self._warm.pop(worker, None)
+
+    def _preferred(self, waiting: deque[Record], worker: Hashable, others: Iterable[Hashable]) -> Record:
+        own = self._warm.get(worker, ())
+        elsewhere = {task for other in others for task in self._warm.get(other, ())}
+        unknown = None
+        for record in islice(waiting, WINDOW):
+            if record.task in own:
+                return record
+            if unknown is None and record.task not in elsewhere:
+                unknown = record
+        return unknown or waiting[0]
