@@ -7,6 +7,7 @@ defines is the evidence of the candidate's own CUDA kernels.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from typing import Any
@@ -47,6 +48,8 @@ class Builds:
         self._taken_s = self._booked_s = 0.0
         self._built: list[BuiltExtension] = []
         self._notes: list[str] = []
+        self.libraries: set[tuple[int, int]] = set()
+        """(Device, inode) of the sealed libraries that were handed out: no file of the candidate's has the same."""
 
     @property
     def kernels(self) -> tuple[OwnKernel, ...]:
@@ -87,7 +90,10 @@ class Builds:
         self._built.append(built)
         how = "found in the cache, built" if built.cached else f"built in {built.seconds:.1f} s"
         self._notes.append(f"extension {str(message['name'])[:60]!r}: {how} by the {built.road} road")
-        return {"module": built.module}, [sealed_copy(built.path)]
+        library = sealed_copy(built.path)
+        status = os.fstat(library)
+        self.libraries.add((status.st_dev, status.st_ino))
+        return {"module": built.module}, [library]
 
     def _build(self, message: dict[str, Any]) -> BuiltExtension:
         request = parse_request(message)

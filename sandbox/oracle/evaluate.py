@@ -32,6 +32,7 @@ from sandbox.oracle.failures import Failure, blamed_on_candidate
 from sandbox.oracle.gpu import measure_coverage, raise_to_profile
 from sandbox.oracle.idle import BaselineWatch, family
 from sandbox.oracle.loading import Loader
+from sandbox.oracle.own_time import own_time_of, rule
 from sandbox.oracle.reference import Reference, References, TaskRejected
 from sandbox.oracle.room import DeviceFull, crowded, make_room
 from sandbox.oracle.trials import Trials
@@ -172,6 +173,8 @@ class Judge:
                 trial = Trials(job, reference, candidate, verdict)
                 with verdict.measured("check"):
                     trial.run()
+                    if options.audit and device == "cpu" and options.timing != "none" and not verdict.untimed:
+                        trial.prepare_audit()
                 builds.book(verdict, "check")
                 builds.close()
                 self._reached(verdict, "correct")
@@ -310,10 +313,12 @@ class Judge:
                     )
                 _check_rest(watch, verdict)
                 if not on_gpu:
+                    own_time = own_time_of(job, side, candidate, builds)
                     self._check_late(trial, side)
                     if options.audit:
                         trial.audit(left)
                     _check_own_code(job, reference, candidate, verdict)
+                    rule(own_time, verdict)
             if not on_gpu:
                 # Still alone: the end of a process would disturb the next measurement.
                 candidate.close()

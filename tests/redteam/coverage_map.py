@@ -150,18 +150,23 @@ ATTACKS = {
         "truncated_sum truncated_loop_native last_row_left_out mean_of_a_sample",
     ),
     33: _on("hard-coded seeds", "hard_coded_seed"),
-    34: _on("a fallback to PyTorch", "falls_back_to_pytorch"),
+    34: _on("a fallback to PyTorch", "falls_back_to_pytorch extension_that_fails_on_purpose"),
     35: _on(
         "a decoy",
-        "kernel_never_launched decoy_on_one_element",
+        "kernel_never_launched decoy_on_one_element extension_never_called extension_on_one_element "
+        "extension_that_returns_its_input",
         tests="gpu/test_sandbox_triton.py::test_a_decoy_beside_the_librarys_matmul_is_no_kernel "
         "sandbox/test_cuda_coverage.py::test_a_decoy_with_a_library_kernels_name_does_not_inherit_its_time",
     ),
-    36: _on("a fig leaf", "fig_leaf"),
+    36: _on(
+        "a fig leaf",
+        "fig_leaf extension_for_the_relu_alone extension_that_spins_beside_pytorch "
+        "extension_that_takes_turns_with_pytorch",
+    ),
     37: _on(
         "a library laundered through C++",
+        "pytorch_called_from_the_extension numpy_behind_an_extension library_under_another_name",
         gpu="library_laundering",
-        reason="on a CPU nobody can yet tell the library's time from the extension's",
     ),
     38: _on("the reference itself", "inherits_the_reference imports_the_reference"),
     39: _on(

@@ -13,7 +13,8 @@ def test_honest_work_passes(red_team, case):
     assert all(trial.ok for trial in result.trials) and result.trials
     assert result.reward.total > 0
     if case.options.timing != "none":
-        assert result.timing is not None and result.coverage == 1.0
+        assert result.timing is not None and result.speedup is not None
+        assert result.coverage == 1.0 if case.candidate.form == "kernel" else result.coverage > 0.3
 
 
 def test_there_are_many():

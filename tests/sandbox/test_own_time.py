@@ -1,0 +1,114 @@
+"""Looking at running threads from outside changes nothing for them; shares rule only where they say something."""
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from sandbox.jail.pointers import Region, Regions, places, running
+from sandbox.oracle import own_time
+from sandbox.oracle.own_time import OwnTime, measure_own_time, owner_of
+from tests.sandbox.helpers import eventually
+
+COUNTING = """
+import signal, sys, time
+rings = 0
+def ring(*_):
+    global rings
+    rings += 1
+signal.signal(signal.SIGALRM, ring)
+signal.setitimer(signal.ITIMER_REAL, 0.01, 0.01)
+end, total = time.monotonic() + 1.5, 0
+while time.monotonic() < end:
+    total += sum(range(1000)) == 499500
+signal.setitimer(signal.ITIMER_REAL, 0)
+print(total > 100, rings > 30)
+"""
+
+
+def may_trace():
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as child:
+        try:
+            return eventually(lambda: bool(running(child.pid)), 5) and bool(places([child.pid]))
+        except OSError:
+            return False
+        finally:
+            child.kill()
+
+
+needs_tracing = pytest.mark.skipif(not may_trace(), reason="this process may not trace its children here")
+
+
+@needs_tracing
+def test_a_process_that_is_looked_at_works_on_and_loses_no_signal():
+    with subprocess.Popen([sys.executable, "-c", COUNTING], stdout=subprocess.PIPE, text=True) as child:
+        seen = 0
+        while child.poll() is None:
+            try:
+                regions = Regions(child.pid)
+                found = places(running(child.pid))
+            except OSError:
+                continue
+            seen += sum(regions.at(place.pointer) is not None for place in found.values())
+        assert (child.returncode, child.stdout.read()) == (0, "True True\n")
+        assert seen > 100
+
+
+@needs_tracing
+def test_sleepers_are_left_alone_and_the_dead_left_out():
+    with subprocess.Popen(["sleep", "1000"]) as sleeper:
+        assert eventually(lambda: running(sleeper.pid) == [])
+        sleeper.kill()
+    assert running(sleeper.pid) == [] and places([sleeper.pid]) == {}
+
+
+@needs_tracing
+def test_python_s_time_is_nobody_s():
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as child:
+        seen = measure_own_time(lambda: time.sleep(0.05) or 1, lambda: {child.pid}, set(), longest_s=0.5)
+        child.kill()
+    assert not seen.problem and seen.nobody > 10 and seen.own == 0 and not seen.rules
+
+
+def test_a_host_that_forbids_tracing_fails_nobody(monkeypatch):
+    def forbidden(threads):
+        raise PermissionError("ptrace: Operation not permitted")
+
+    monkeypatch.setattr(own_time, "places", forbidden)
+    seen = measure_own_time(lambda: time.sleep(0.05) or 1, lambda: {os.getpid()}, set(), longest_s=0.5)
+    assert "not permitted" in seen.problem and not (seen.rules or seen.fails or seen.unrewarded)
+
+
+@pytest.mark.parametrize(
+    ("own", "libraries", "nobody", "call_ms", "fails", "unrewarded"),
+    [
+        (0, 100, 100, 1.0, True, True),
+        (2, 200, 0, 1.0, True, True),
+        (0, 30, 100, 1.0, False, False),  # too few to tell
+        (0, 100, 100, 0.05, False, False),  # the libraries take 25 us
+        (0, 0, 300, 1.0, False, False),
+        (12, 100, 0, 1.0, False, True),
+        (40, 60, 0, 1.0, False, False),
+        (100, 0, 0, 1.0, False, False),
+    ],
+)
+def test_what_was_seen_rules_only_where_it_says_something(own, libraries, nobody, call_ms, fails, unrewarded):
+    seen = OwnTime(own=own, libraries=libraries, nobody=nobody, call_ms=call_ms)
+    assert (bool(seen.fails), bool(seen.unrewarded)) == (fails, unrewarded), seen
+
+
+def test_whose_code_it_is_is_told_by_what_no_candidate_can_choose():
+    def at(path, file=(1, 5)):
+        return owner_of(Region(0, 1, file, path), {(1, 77)})
+
+    assert owner_of(None, {(1, 77)}) == "libraries"
+    assert at("/memfd:kernel", (1, 77)) == "own"
+    assert at("/memfd:kernel") == "libraries", "another memory of the same name"
+    assert at("/usr/lib/x86_64-linux-gnu/libc.so.6") == "nobody"
+    assert at(f"{sys.prefix}/lib/python3/site-packages/torch/lib/libgomp-24e2ab19.so.1") == "nobody"
+    assert at(os.path.realpath(sys.executable)) == "nobody"
+    assert at(f"{sys.prefix}/lib/python3/site-packages/torch/lib/libtorch_cpu.so") == "libraries"
+    for path in ("/home/user/libc.so.6", "/memfd:libm.so.6", "/dev/shm/libgomp.so", "", "[heap]"):
+        assert at(path) == "libraries", path
