@@ -11,9 +11,12 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from sandbox.jail.bulk import MAX_JAIL_BYTES
+
 CONTROLLERS = ("memory", "pids")
-SLACK_BYTES = 64 << 20
-"""Beyond the limit that the memory watch enforces: for pages of files and kernel structures."""
+SLACK_BYTES = (64 << 20) + 2 * MAX_JAIL_BYTES
+"""Beyond the limit that the memory watch enforces: for pages of files and kernel structures, for a payload on
+its way out and for those that the trusted side still reads."""
 REMOVE_S = 2.0
 
 

@@ -14,6 +14,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sandbox.jail import bulk
 from sandbox.jail.capture import Capture
 from sandbox.jail.faults import Exit, JailDied, JailMemory, JailReply, JailTimeout
 from sandbox.jail.frames import Channel, ChannelClosed, FrameError, Message
@@ -82,7 +83,7 @@ class Runner(Process):
         """Asked, with `pid`, when the jail ran out of memory; a text says why that was not its doing."""
         self.turns: Turns | None = None
         """Access to the device, taken for each order; None where it is held for longer."""
-        self._channel = Channel(sock, nonce, wait=self._wait)
+        self._channel = Channel(sock, nonce, wait=self._wait, max_bulk_bytes=bulk.UNBOUNDED)
 
     def _wait(self, sock: socket.socket, writing: bool) -> None:
         self.zygote.wait_for(self, self._deadline, sock=sock, writing=writing)

@@ -9,6 +9,8 @@ import time
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
+from sandbox.jail.bulk import MAX_JAIL_BYTES
+
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 STOP_ROUNDS = 1000
 
@@ -97,13 +99,14 @@ def _signal(pid: int, number: int) -> None:
 
 def jail_bytes(supervisor: int, enough: int) -> int:
     """Resident memory of all processes of a jail, without what they share with files, and what they hold in
-    files that have no name (memfd_create) and so belong to no process's memory.
+    files that have no name (memfd_create) and so belong to no process's memory, beyond one payload on its way
+    out.
 
     The quick sum counts memory shared by forked processes once for each; only when it exceeds `enough` is
     the exact number (proportional shares) taken, which costs a millisecond a process.
     """
     pids = members(supervisor)
-    nameless = _nameless_bytes(pids)
+    nameless = max(0, _nameless_bytes(pids) - MAX_JAIL_BYTES)
     quick = nameless + sum(_private_bytes(pid) for pid in pids)
     return quick if quick <= enough else nameless + sum(_proportional_bytes(pid) for pid in pids)
 

@@ -42,7 +42,7 @@ from typing import Any
 
 import torch
 
-from sandbox.jail import extensions
+from sandbox.jail import bulk, extensions
 from sandbox.jail.device import BuildError, Device, make_device
 from sandbox.jail.frames import Channel, ChannelClosed, Message
 from sandbox.jail.fresh import FreshCalls
@@ -78,7 +78,7 @@ class RunnerError(RuntimeError):
 
 def main(channel_fd: int, nonce: str, file_fds: Sequence[int]) -> None:
     """Serves orders until `exit` or until the oracle closes the channel."""
-    channel = Channel(socket.socket(fileno=channel_fd), nonce, max_fds=MAX_FDS)
+    channel = Channel(socket.socket(fileno=channel_fd), nonce, max_fds=MAX_FDS, max_held_bytes=bulk.UNBOUNDED)
     conversation = extensions.Conversation(channel)
     extensions.install(conversation)
     runner = Runner()
