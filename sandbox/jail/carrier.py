@@ -38,11 +38,21 @@ class ArenaCarrier(HostCarrier):
       arena: of one runner; owned and closed by this object.
     """
 
-    wanted = {"arena": True}
+    wanted = {"reply_in_arena": True}
 
     def __init__(self, arena: Arena):
         self._arena: Arena | None = arena
-        self._device = arena.memory.device
+        self._device, self.bytes = arena.memory.device, arena.memory.numel()
+
+    @classmethod
+    def create(cls, index: int, n_bytes: int) -> tuple[ArenaCarrier, int]:
+        """A carrier with an arena of at least `n_bytes` on CUDA device `index`, and the arena's descriptor for the runner.
+
+        Raises:
+          ArenaError: see `Arena.create`. RuntimeError: there is no such device.
+        """
+        arena, fd = Arena.create(index, n_bytes)
+        return cls(arena), fd
 
     def give(self, tensors: Sequence[torch.Tensor]) -> tuple[dict[str, Any], list[memoryview]]:
         assert self._arena is not None

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from sandbox.jail import bulk
 from sandbox.jail.capture import Capture
+from sandbox.jail.carrier import HostCarrier
 from sandbox.jail.faults import Exit, JailDied, JailMemory, JailReply, JailTimeout
 from sandbox.jail.frames import Channel, ChannelClosed, FrameError, Message
 
@@ -81,6 +82,8 @@ class Runner(Process):
         sent."""
         self.excuse: Callable[[int], str | None] | None = None
         """Asked, with `pid`, when the jail ran out of memory; a text says why that was not its doing."""
+        self.carrier = HostCarrier()
+        """How tensors get in and out."""
         self.turns: Turns | None = None
         """Access to the device, taken for each order; None where it is held for longer."""
         self._channel = Channel(sock, nonce, wait=self._wait, max_bulk_bytes=bulk.UNBOUNDED)
@@ -157,3 +160,4 @@ class Runner(Process):
     def close(self) -> None:
         self._channel.close()
         super().close()
+        self.carrier.close()

@@ -10,6 +10,7 @@ believes nothing it reads from a reply beyond what it can check itself.
     tensors load_module    source entry_point dtype device language seed init
     load_kernel    outputs is_tuple device + state tensors   (the library is file descriptor 4)
     inputs         seed slot                                 -> args (encoded) + tensors    [reference only]
+    open_arena     bytes + descriptor                        (shared device memory: see `sandbox.jail.arena`)
     set_inputs     slot args + tensors
     overwrite      slot tensor row + tensor                  (in place, in the buffers already used)
     run            slot seed check max_bytes                 -> outputs + tensors, changed, aliased
@@ -42,7 +43,7 @@ from typing import Any
 
 import torch
 
-from sandbox.jail import bulk, extensions
+from sandbox.jail import arena, bulk, extensions
 from sandbox.jail.device import BuildError, Device, make_device
 from sandbox.jail.frames import Channel, ChannelClosed, Message
 from sandbox.jail.fresh import FreshCalls
@@ -92,11 +93,11 @@ def main(channel_fd: int, nonce: str, file_fds: Sequence[int]) -> None:
             return
         try:
             reply, tensors = getattr(runner, f"do_{command}")(message)
-            entries, buffers = pack(tensors)
+            sent, buffers = runner.carry(tensors, wanted=message.header.get("reply_in_arena") is True)
         except BaseException as error:  # noqa: B036  (SystemExit from a candidate must not look like an orderly end)
             conversation.reply({"error": describe_error(error, stage=command)})
         else:
-            conversation.reply({"ok": True, **reply, "tensors": entries}, buffers)
+            conversation.reply({"ok": True, **reply, **sent}, buffers)
 
 
 class Runner:
@@ -110,7 +111,24 @@ class Runner:
         self.slots: dict[int, list[Any]] = {}
         self.kept: Any = None
         self.baselines: dict[str, Any] = {}
+        self.arena: Any = None
         self.fresh: FreshCalls
+
+    def carry(self, tensors: list[torch.Tensor], *, wanted: bool) -> tuple[dict, list[memoryview]]:
+        """Fields and buffers of a reply with tensors, in the arena where that is wanted and they fit."""
+        if wanted and self.arena is not None:
+            entries = arena.write(self.arena.half(False), tensors)
+            if entries is not None:
+                self.device.synchronize()
+                return {"tensors": entries, "arena": True}, []
+        entries, buffers = pack([self.device.to_host(tensor) for tensor in tensors] if tensors else [])
+        return {"tensors": entries}, buffers
+
+    def _received(self, message: Message) -> list[torch.Tensor]:
+        """Tensors that came with an order; those in the arena are overwritten by the next order."""
+        if message.header.get("arena") is True and self.arena is not None and "tensors" in message.header:
+            return arena.read(self.arena.half(True), message.header["tensors"])
+        return unpack(message.header["tensors"], message.buffers)
 
     def do_load_reference(self, message: Message) -> tuple[dict, list[torch.Tensor]]:
         order = message.header
@@ -137,7 +155,7 @@ class Runner:
         encoded = encode(init, tensors)
         state = [*self.module.named_parameters(), *self.module.named_buffers()]
         count = len(tensors)
-        tensors += [self.device.to_host(tensor) for _, tensor in state]
+        tensors += [tensor.detach() for _, tensor in state]
         names = [name for name, _ in state]
         return {"arguments": parameters, "init": encoded, "init_tensors": count, "state": names}, tensors
 
@@ -172,18 +190,26 @@ class Runner:
                 "task_rejected", f"get_inputs() returned {type(args).__name__}, a list is needed"
             )
         args = [self._cast(arg) for arg in args]
+        self.slots[message.header["slot"]] = placed = [self._place(arg) for arg in args]
         tensors: list[torch.Tensor] = []
-        encoded = encode(args, tensors)
-        self.slots[message.header["slot"]] = [self._place(arg) for arg in args]
-        return {"args": encoded}, [tensor.cpu() for tensor in tensors]
+        encoded = encode(placed, tensors)
+        return {"args": encoded}, tensors
+
+    def do_open_arena(self, message: Message) -> tuple[dict, list[torch.Tensor]]:
+        (fd,) = message.fds
+        try:
+            self.arena = arena.Arena.open(torch.device(self.device.name).index, fd, message.header["bytes"])
+        finally:
+            os.close(fd)
+        return {}, []
 
     def do_set_inputs(self, message: Message) -> tuple[dict, list[torch.Tensor]]:
-        args = decode(message.header["args"], unpack(message.header["tensors"], message.buffers))
+        args = decode(message.header["args"], self._received(message))
         self.slots[message.header["slot"]] = [self._place(arg) for arg in args]
         return {}, []
 
     def do_overwrite(self, message: Message) -> tuple[dict, list[torch.Tensor]]:
-        (rows,) = unpack(message.header["tensors"], message.buffers)
+        (rows,) = self._received(message)
         tensors = [arg for arg in self.slots[message.header["slot"]] if isinstance(arg, torch.Tensor)]
         target = tensors[message.header["tensor"]]
         first = message.header["row"]
@@ -329,7 +355,7 @@ class Runner:
         }
         if sum(output.numel() * output.element_size() for output in outputs) > max_bytes:
             return {**reply, "too_large": True}, []
-        return reply, [self.device.to_host(output.detach()) for output in outputs]
+        return reply, [output.detach() for output in outputs]
 
 
 def execute_source(source: str, name: str, *, kind: str) -> dict[str, Any]:

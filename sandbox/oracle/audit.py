@@ -57,7 +57,7 @@ def audit(
     Raises:
       AuditFailed: a call left a wrong output. What `order` raises; TaskRejected when the reference fails.
     """
-    pool = reference.pool(lambda: _draw(reference, eager_ms))
+    pool = reference.pool(lambda: draw_pool(reference, eager_ms))
     calls = len(pool.blocks[0].calls)
     theirs = Outputs(order, reference.outputs, calls, left_s())
     ours = Outputs(reference.order, reference.outputs, calls, left_s())
@@ -79,7 +79,8 @@ def audit(
     return found
 
 
-def _draw(reference: Reference, eager_ms: float) -> Pool:
+def draw_pool(reference: Reference, eager_ms: float) -> Pool:
+    """Inputs for the audits of a task whose reference takes `eager_ms` a call."""
     return Pool.draw(reference.inputs, eager_ms, reference.max_output_bytes // 2)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import secrets
 import select
@@ -11,14 +12,18 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
+
 from sandbox.build import BuildFailed, BuildUnavailable
 from sandbox.build.artifacts import ArtifactStore, sealed_copy
 from sandbox.build.cpp import build_kernel
 from sandbox.build.roads import ExtensionBuilder
 from sandbox.build.triton import CompileReport
 from sandbox.jail import nvml
+from sandbox.jail.arena import ArenaError
+from sandbox.jail.carrier import ArenaCarrier
 from sandbox.jail.device_cuda import physical_index
-from sandbox.jail.faults import JailError, JailTimeout, ZygoteLost
+from sandbox.jail.faults import JailError, JailReply, JailTimeout, ZygoteLost
 from sandbox.jail.jailed import Runner
 from sandbox.jail.limits import Limits
 from sandbox.jail.plan import Level
@@ -40,7 +45,10 @@ from sandbox.oracle.room import crowded
 from sandbox.oracle.turns import Turns
 from sandbox.verdict import feedback
 
+log = logging.getLogger("sandbox.oracle")
 LAUNCH_MEMORY_BYTES = 8 << 30
+MAX_ARENA_BYTES, ARENA_SLACK_BYTES = 4 << 30, 1 << 20
+ARENA_S = 60.0
 COMPILE_SLOT = 1001
 """Slot of the inputs on which kernels are compiled ahead of time."""
 ZYGOTE_MODULES = {
@@ -77,6 +85,7 @@ class Loader:
         self._interrupt, self._isolation, self._turns = interrupt, isolation, turns
         self._zygotes: dict[str, Zygote] = {}
         self._launch_costs_ms: dict[tuple[str, str], float] = {}
+        self._no_arenas = False
 
     def start(self) -> None:
         """Starts what every evaluation needs, so that the first one does not pay for it."""
@@ -117,7 +126,12 @@ class Loader:
         runner = self._zygote("plain").runner(self._limits(job), options.memory_bytes, env=self._env(job))
         self._on_device(runner, job.task.device)
         return Reference(
-            job.task, runner, seed=secrets.randbits(40), load_s=options.load_s, check_s=options.check_s
+            job.task,
+            runner,
+            seed=secrets.randbits(40),
+            load_s=options.load_s,
+            check_s=options.check_s,
+            share_memory=lambda runner, n_bytes: self._share_memory(runner, job.task.device, n_bytes),
         )
 
     def _on_device(self, runner: Runner, device: str) -> None:
@@ -125,6 +139,36 @@ class Loader:
         if device != "cpu":
             runner.watch, runner.turns = device_watch(device), self._turns(device)
             runner.excuse = lambda supervisor: crowded(device, supervisor)
+
+    def _share_memory(self, runner: Runner, device: str, n_bytes: int) -> None:
+        """Gives a runner on a GPU an arena for `n_bytes` each way; once that is refused, all goes through the host.
+
+        Raises:
+          JailError: the runner is gone.
+        """
+        if device == "cpu" or self._no_arenas or 2 * n_bytes > MAX_ARENA_BYTES:
+            return
+        try:
+            carrier, fd = ArenaCarrier.create(torch.device(device).index, 2 * n_bytes + ARENA_SLACK_BYTES)
+        except (ArenaError, RuntimeError) as error:
+            self._refused(device, error)
+            return
+        try:
+            runner.call("open_arena", ARENA_S, fds=[fd], bytes=carrier.bytes)
+        except JailReply as error:
+            carrier.close()
+            self._refused(device, error)
+        except BaseException:
+            carrier.close()
+            raise
+        else:
+            runner.carrier = carrier
+        finally:
+            os.close(fd)
+
+    def _refused(self, device: str, error: Exception) -> None:
+        self._no_arenas = True
+        log.warning("tensors on %s go through the host, which is slower: %s", device, error)
 
     def _env(self, job: Job) -> dict[str, str]:
         return {} if job.task.device == "cpu" else runner_environment()
@@ -201,6 +245,7 @@ class Loader:
             blamed = blamed_on_candidate(runner, "loading", order["timeout_s"], options.memory_bytes)
             with verdict.measured("load"), blamed:
                 reply = runner.call(buffers=buffers, tensors=entries, **order).header
+                self._share_memory(runner, job.task.device, reference.traffic_bytes)
         except BaseException:
             runner.close()
             raise
@@ -236,8 +281,8 @@ class Loader:
                     init=reference.init,
                     tensors=entries,
                 )
-                entries, buffers = pack(inputs.tensors)
-                runner.call("set_inputs", options.load_s, buffers, slot=0, args=inputs.args, tensors=entries)
+                fields, buffers = runner.carrier.give(inputs.tensors)
+                runner.call("set_inputs", options.load_s, buffers, slot=0, args=inputs.args, **fields)
             except ZygoteLost:
                 raise
             except JailError as error:

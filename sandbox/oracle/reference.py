@@ -14,7 +14,7 @@ from sandbox.build.signature import KernelSignature, SignatureError, make_signat
 from sandbox.jail.faults import JailDied, JailError, JailMemory, JailReply, JailTimeout, ZygoteLost
 from sandbox.jail.frames import Message
 from sandbox.jail.jailed import Runner
-from sandbox.jail.tensors import decode, describe, pack, unpack
+from sandbox.jail.tensors import decode, describe, unpack
 from sandbox.oracle.fresh import USES, Pool
 from sandbox.protocol import TaskSpec
 from sandbox.verdict.correctness import Tolerance, compare, reference_problem
@@ -45,7 +45,8 @@ class TaskRejected(RuntimeError):
 
 @dataclass(frozen=True)
 class Inputs:
-    """Arguments of one trial: `args` as encoded by `sandbox.jail.tensors`, and their tensors on the host."""
+    """Arguments of one trial: `args` as encoded by `sandbox.jail.tensors`, and their tensors, on the GPU where the
+    runner shares memory with the oracle."""
 
     args: list[Any]
     tensors: list[torch.Tensor]
@@ -77,13 +78,24 @@ class Reference:
       runner: a fresh runner; owned and closed by this object.
       seed: of the weights; the candidate is constructed under the same.
       load_s, check_s: deadlines of constructing and of each call.
+      share_memory: told, with the runner, how many bytes the inputs or the outputs of a call take at most.
 
     Raises:
       TaskRejected: the source fails or does not fit the KernelBench form.
     """
 
-    def __init__(self, task: TaskSpec, runner: Runner, *, seed: int, load_s: float, check_s: float):
+    def __init__(
+        self,
+        task: TaskSpec,
+        runner: Runner,
+        *,
+        seed: int,
+        load_s: float,
+        check_s: float,
+        share_memory: Callable[[Runner, int], None] = lambda runner, n_bytes: None,
+    ):
         self.task, self.runner, self.seed, self._check_s = task, runner, seed, check_s
+        self._share_memory = share_memory
         self._pool: Pool | None = None
         try:
             self._get_to_know(load_s)
@@ -113,6 +125,9 @@ class Reference:
             and not compare(first.tensors, again.tensors, Tolerance(atol=1e-2, rtol=1e-2)).ok
         ):
             raise TaskRejected("the reference's output is random: two calls on the same inputs differ")
+        # Twice the outputs: they also come in float64, and of a candidate so many are looked at.
+        self.traffic_bytes = max(example.bytes, 2 * first.bytes) + SLACK_BYTES
+        self._share_memory(runner=self.runner, n_bytes=self.traffic_bytes)
         self.rounding = self._rounding(load_s) if not first.changed else None
         self.outputs = [describe(tensor) for tensor in first.tensors]
         self.is_tuple, self.changes, self.aliases = first.is_tuple, first.changed, first.aliased
@@ -141,13 +156,19 @@ class Reference:
         limit = 8 * value.bytes + SLACK_BYTES
         try:
             message = self.runner.call(
-                "run_double", timeout_s, slot=EXAMPLE_SLOT, seed=1, max_bytes=limit, reply_bytes=2 * limit
+                "run_double",
+                timeout_s,
+                slot=EXAMPLE_SLOT,
+                seed=1,
+                max_bytes=limit,
+                reply_bytes=2 * limit,
+                **self.runner.carrier.wanted,
             )
         except JailReply:
             return None
         except (JailTimeout, JailMemory, JailDied) as error:
             raise TaskRejected(f"the reference breaks down in float64: {error}") from error
-        exact = read_outputs(message).tensors
+        exact = read_outputs(self.runner, message).tensors
         if [tensor.shape for tensor in exact] != [tensor.shape for tensor in value.tensors]:
             return None
         if not all(torch.isfinite(tensor).all() for tensor in (*exact, *value.tensors)):
@@ -174,8 +195,10 @@ class Reference:
 
     def inputs(self, seed: int, slot: int) -> Inputs:
         """Draws fresh inputs into a slot of the runner and returns a copy of them."""
-        message = self.order("inputs", self._check_s, seed=seed, slot=slot, reply_bytes=MAX_INPUT_BYTES)
-        return Inputs(message.header["args"], unpack(message.header["tensors"], message.buffers))
+        message = self.order(
+            "inputs", self._check_s, seed=seed, slot=slot, reply_bytes=MAX_INPUT_BYTES, **self.runner.carrier.wanted
+        )
+        return Inputs(message.header["args"], self.runner.carrier.take(message))
 
     def run(self, slot: int, seed: int) -> Outputs:
         """Outputs on a slot's inputs. Raises TaskRejected when they contain NaN or are no tensors."""
@@ -187,8 +210,9 @@ class Reference:
             check=True,
             max_bytes=MAX_OUTPUT_BYTES,
             reply_bytes=MAX_OUTPUT_BYTES + SLACK_BYTES,
+            **self.runner.carrier.wanted,
         )
-        outputs = read_outputs(message)
+        outputs = read_outputs(self.runner, message)
         problem = reference_problem(outputs.tensors)
         if problem:
             raise TaskRejected(problem)
@@ -196,8 +220,8 @@ class Reference:
 
     def set_inputs(self, slot: int, inputs: Inputs) -> None:
         """Puts given inputs into a slot."""
-        entries, buffers = pack(inputs.tensors)
-        self.order("set_inputs", self._check_s, buffers=buffers, slot=slot, args=inputs.args, tensors=entries)
+        fields, buffers = self.runner.carrier.give(inputs.tensors)
+        self.order("set_inputs", self._check_s, buffers=buffers, slot=slot, args=inputs.args, **fields)
 
     def forget(self) -> None:
         """Gives up the inputs of all slots and the device memory that is held beyond the model."""
@@ -207,13 +231,13 @@ class Reference:
         """Changes rows of an input in place."""
         overwrite(self.runner, self._check_s, slot, tensor, row, rows)
 
-    def pool(self, draw: Callable[[], Pool]) -> Pool:
-        """Fresh inputs for the audit of a timing: those at hand, until they have served `USES`
-        evaluations."""
+    def pool(self, draw: Callable[[], Pool], *, use: bool = True) -> Pool:
+        """Fresh inputs for the audit of a timing: those at hand, until they have served `USES` evaluations.
+        Without `use` they are only made ready."""
         if self._pool is None or self._pool.uses >= USES:
             self._drop_pool()
             self._pool = draw()
-        self._pool.uses += 1
+        self._pool.uses += use
         return self._pool
 
     def _drop_pool(self) -> None:
@@ -247,12 +271,12 @@ class Reference:
 
 def overwrite(runner: Runner, timeout_s: float, slot: int, tensor: int, row: int, rows: torch.Tensor) -> None:
     """Has a runner change rows of one of a slot's tensors in place, in the buffer it has already used."""
-    entries, buffers = pack([rows])
-    runner.call("overwrite", timeout_s, buffers, slot=slot, tensor=tensor, row=row, tensors=entries)
+    fields, buffers = runner.carrier.give([rows])
+    runner.call("overwrite", timeout_s, buffers, slot=slot, tensor=tensor, row=row, **fields)
 
 
-def read_outputs(message: Message) -> Outputs:
-    """Reads the reply to `run` or `kept`; everything in it is a claim of the runner.
+def read_outputs(runner: Runner, message: Message) -> Outputs:
+    """Reads a runner's reply to `run` or `kept`; everything in it is a claim of the runner.
 
     Raises:
       ValueError: the reply is malformed.
@@ -262,7 +286,7 @@ def read_outputs(message: Message) -> Outputs:
     if not all(type(number) is int for number in (*changed, *aliased)):
         raise ValueError("malformed reply")
     return Outputs(
-        unpack(header.get("tensors"), message.buffers),
+        runner.carrier.take(message),
         bool(header.get("is_tuple")),
         frozenset(changed),
         frozenset(aliased),

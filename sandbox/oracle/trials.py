@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 import torch
 
 from sandbox.jail.jailed import Runner
-from sandbox.jail.tensors import pack
-from sandbox.oracle.audit import RULED_BY, AuditFailed, audit, rule
+from sandbox.oracle.audit import RULED_BY, AuditFailed, audit, draw_pool, rule
+from sandbox.oracle.clock import claim_of
 from sandbox.oracle.draft import Draft, Job
 from sandbox.oracle.failures import Failure, blamed_on_candidate
 from sandbox.oracle.reference import (
@@ -63,7 +63,7 @@ class Trials:
             inputs = self._reference.inputs(secrets.randbits(40), slot)
             if inputs.bytes > MANY_BYTES:
                 n_slots = 1
-            entries, buffers = pack(inputs.tensors)
+            fields, buffers = self._candidate.carrier.give(inputs.tensors)
             with self._blamed("running", options.check_s):
                 self._candidate.call(
                     "set_inputs",
@@ -71,7 +71,7 @@ class Trials:
                     buffers,
                     slot=slot,
                     args=inputs.args,
-                    tensors=entries,
+                    **fields,
                 )
                 got = self._call(
                     "run", max(0.001, deadline - time.monotonic()), slot=slot, seed=self._seed, check=True
@@ -109,11 +109,11 @@ class Trials:
             return
         if not all(torch.isfinite(tensor).all() for tensor in expected.tensors):
             return
-        entries, buffers = pack(tensors)
+        fields, buffers = self._candidate.carrier.give(tensors)
         with self._blamed("running", self._job.options.check_s):
             left_s = max(0.001, deadline - time.monotonic())
             self._candidate.call(
-                "set_inputs", left_s, buffers, slot=VARIANT_SLOT, args=inputs.args, tensors=entries
+                "set_inputs", left_s, buffers, slot=VARIANT_SLOT, args=inputs.args, **fields
             )
             got = self._call("run", left_s, slot=VARIANT_SLOT, seed=self._seed, check=True)
         trial = compare(
@@ -166,6 +166,13 @@ class Trials:
         if not trial.ok:
             what = "after its inputs changed in place the candidate is wrong"
             self._fail_late(what, trial, got.tensors, expected.tensors)
+
+    def prepare_audit(self) -> None:
+        """Draws the audit's inputs, which takes long, while others may work too. Raises TaskRejected."""
+        order, check_s = self._reference.order, self._job.options.check_s
+        block = {"calls": 2, "slots": self.slots, "keep": None, "flush": True, "which": "eager"}
+        span_ms = min(claim_of(order("time_block", check_s, **block).header.get("span_ms")) for _ in range(2))
+        self._reference.pool(lambda: draw_pool(self._reference, span_ms / 2), use=False)
 
     def audit(self, left_s: Callable[[], float]) -> None:
         """Holds the timing against calls on inputs never seen, and checks what those return. Raises
@@ -237,7 +244,12 @@ class Trials:
     def _call(self, command: str, timeout_s: float, **order) -> Outputs:
         limit = self._reference.max_output_bytes
         message = self._candidate.call(
-            command, timeout_s, max_bytes=limit, reply_bytes=limit + (1 << 20), **order
+            command,
+            timeout_s,
+            max_bytes=limit,
+            reply_bytes=limit + (1 << 20),
+            **self._candidate.carrier.wanted,
+            **order,
         )
         if message.header.get("too_large"):
             shapes = str(message.header.get("shapes"))[:200]
@@ -245,7 +257,7 @@ class Trials:
                 "incorrect", feedback.failed("wrong result: the outputs are far too large, shapes", shapes)
             )
         try:
-            return read_outputs(message)
+            return read_outputs(self._candidate, message)
         except (ValueError, TypeError, AttributeError) as error:
             raise Failure("runtime_error", f"the process sent a malformed reply ({error})") from error
 

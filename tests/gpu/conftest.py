@@ -27,13 +27,19 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.fixture(scope="session")
-def server(tmp_path_factory):
+def server_log(tmp_path_factory):
+    """File of what the server writes."""
+    return tmp_path_factory.mktemp("log") / "server.log"
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory, server_log):
     """A server for cuda:0 with an empty cache; its log is printed if a test fails to reach it.
 
     SANDBOX_TEST_ISOLATION names an isolation level other than the best of this machine, SANDBOX_TEST_LOG a file for the log.
     """
     directory = tmp_path_factory.mktemp("server")
-    socket, log = directory / "sandbox.sock", directory / "server.log"
+    socket, log = directory / "sandbox.sock", server_log
     asked = os.environ.get("SANDBOX_TEST_ISOLATION")
     level = ["--isolation", asked] if asked else []
     command = [sys.executable, "-m", "sandbox", "serve", "--socket", str(socket), "--device", "cuda:0"]

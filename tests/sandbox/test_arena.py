@@ -8,7 +8,9 @@ import torch
 
 from sandbox.jail.arena import ALIGN_BYTES, read, write
 from sandbox.jail.carrier import ArenaCarrier, HostCarrier
+from sandbox.jail.device import CpuDevice
 from sandbox.jail.frames import Message
+from sandbox.jail.runner import Runner
 from sandbox.oracle.variants import varied
 from sandbox.verdict import correctness
 from sandbox.verdict.correctness import Tolerance, compare
@@ -120,3 +122,35 @@ def test_comparing_in_one_piece_gives_what_many_pieces_give(monkeypatch):
     pieces = compare([want], [have], Tolerance())
     assert whole.ok and pieces.ok
     assert whole.max_abs_err == pieces.max_abs_err and whole.max_rel_err == pieces.max_rel_err
+
+
+def answer(runner, carrier, command, tensors=(), **order):
+    """An order and its reply as `main` of the runner and the oracle would carry them."""
+    fields, buffers = carrier.give(tensors) if tensors else ({}, [])
+    message = Message({**order, **carrier.wanted, **fields}, buffers)
+    reply, out = getattr(runner, f"do_{command}")(message)
+    sent, buffers = runner.carry(out, wanted=message.header.get("reply_in_arena") is True)
+    return carrier.take(Message({**reply, **sent}, buffers)), {**reply, **sent}
+
+
+@pytest.mark.parametrize("n_bytes", [1 << 16, 1 << 9])
+def test_a_runner_takes_and_leaves_tensors_in_the_arena_or_where_they_do_not_fit_in_messages(n_bytes):
+    runner, arena = Runner(), FakeArena(n_bytes)
+    runner.device, runner.arena = CpuDevice(language="cpp"), arena
+    runner.call = runner.module = torch.nn.Linear(8, 8)
+    runner.get_inputs = lambda: [torch.randn(16, 8), 3]
+    runner.call = lambda x, n: (x * n, x.sum())
+    carrier = ArenaCarrier(arena)
+    drawn, reply = answer(runner, carrier, "inputs", seed=1, slot=0)
+    assert reply.get("arena", False) is (n_bytes > 1 << 10) and reply["args"] == [{"tensor": 0}, 3]
+    assert torch.equal(drawn[0], runner.slots[0][0])
+    given = [torch.full((16, 8), 2.0)]
+    answer(runner, carrier, "set_inputs", given, slot=1, args=reply["args"])
+    arena.memory.fill_(0)
+    (product, total), reply = answer(runner, carrier, "run", slot=1, seed=1, check=True, max_bytes=1 << 20)
+    assert torch.equal(product, torch.full((16, 8), 6.0)) and total.item() == 256.0
+    assert reply["changed"] == [] and reply["aliased"] == []
+    answer(runner, carrier, "overwrite", [torch.ones(1, 8)], slot=1, tensor=0, row=3)
+    assert runner.slots[1][0][3].sum() == 8 and runner.slots[1][0].sum() == 15 * 16 + 8
+    answer(runner, carrier, "forget")
+    assert not runner.slots

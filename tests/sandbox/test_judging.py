@@ -181,7 +181,7 @@ def test_work_that_the_candidates_clock_hides_is_counted(sandbox, task):
     result = judge(sandbox, task, candidate, Options())
     # PyTorch alone is no kernel, and its time is measured all the same.
     assert [finding.rule for finding in result.integrity] == ["coverage"]
-    assert result.timing.bound_by == "oracle wall clock"
+    assert result.timing.bound_by.startswith("oracle wall clock")
     assert result.timing.candidate.median_ms > 1.0
     assert result.timing.speedup < 1.0
 
