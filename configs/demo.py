@@ -43,7 +43,7 @@ def get_config() -> ConfigDict:
             size="cpu",
             levels=(1, 2),
             kinds=("map", "reduce", "norm", "column"),
-            generated=2000,  # tasks made for the cold start
+            generated=1300,  # tasks made for the cold start
             generated_size="cpu",
             rl_generated=200,  # of these, how many RL trains on as well
         )
@@ -120,7 +120,7 @@ def get_config() -> ConfigDict:
     # shares: how the rows of a batch are divided over the agents, whose rows are then repeated as often as that takes; all 0: rows as
     # they come.
     c.sft = ConfigDict(
-        dict(steps=600, batch=16, optimizer="muon", lr=8e-3, warmup=20, weight_decay=0.01, max_tokens=640, clip_norm=1.0,
+        dict(steps=480, batch=16, optimizer="muon", lr=8e-3, warmup=20, weight_decay=0.01, max_tokens=640, clip_norm=1.0,
              microbatch=8, checkpoint_every=50, shares=dict(policy=0.0, selection=0.0, summary=0.0))
     )  # fmt: skip
 
@@ -145,7 +145,7 @@ def get_config() -> ConfigDict:
     )
     c.rl = ConfigDict(
         dict(
-            steps=44,
+            steps=34,
             optimizer="adamw",
             lr=4e-4,
             warmup=2,
@@ -184,5 +184,5 @@ def get_config() -> ConfigDict:
             summary_cap=6.0,
         )
     )
-    c.evaluation = ConfigDict(dict(samples=8, turns=2, temperature=1.0, top_p=0.95, max_tasks=0))
+    c.evaluation = ConfigDict(dict(samples=6, turns=2, temperature=1.0, top_p=0.95, max_tasks=0))
     return c
