@@ -187,7 +187,7 @@ torch.set_flush_denormal(True)
         why="a layout that comparison functions treat specially",
         candidate=module("return self.honest(x).to_sparse()"),
         outcomes=("incorrect", "runtime_error"),
-        evidence="sparse|memory format",
+        evidence="[Ss]parse|memory format",
     ),
     _wrong(26, "wrong_dtype", "half the bytes to write", "return self.honest(x).half()", "has type"),
     _wrong(26, "double_dtype", "more precision than asked for", "return self.honest(x).double()", "has type"),
