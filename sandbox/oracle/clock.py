@@ -67,6 +67,8 @@ class Side:
     launch_ms: float = 0.0
     """What a call that does nothing costs back to back on this device (upper bound): not held against the
     side."""
+    gap_ms: float = 0.0
+    """What the runner's span of a flushed call holds beyond the device's work: the way from one event to the next."""
     calls: int = 1
     call_ms: float = 0.0
     """First estimate of the time of one call."""
@@ -132,15 +134,17 @@ class Side:
         block; and all claims are raised by what they leave out systematically, which is known more exactly.
         """
         if self.flushed:
-            return undisturbed(
-                [max(claim, 1e-6) / self.calls for claim in self.claims_ms], trusted_share
-            ), False
+            return undisturbed([self._work_ms(claim / self.calls) for claim in self.claims_ms], trusted_share), False
         pairs = list(zip(self.claims_ms, self.walls_ms, strict=True))
         hidden = hidden_ms([wall - claim for claim, wall in pairs], 1.5 * self.empty_ms + EMPTY_MARGIN_MS)
         believed = [believed_ms(claim + hidden, wall, self.most_empty_ms) for claim, wall in pairs]
         times = [max(time_ms, 1e-6) / self.calls for time_ms, _ in believed]
         ruled = hidden > 0 or sum(by_clock for _, by_clock in believed) * 2 > len(believed)
         return undisturbed(times, trusted_share), ruled
+
+    def _work_ms(self, span_ms: float) -> float:
+        """A span without the gap; a tenth of it stays in any case, as nothing takes no time."""
+        return max(span_ms - self.gap_ms, 0.1 * span_ms, 1e-6)
 
     def slope_ms(self) -> float:
         """Wall time of one more back-to-back call beyond an empty one, from blocks of N and 3N unflushed

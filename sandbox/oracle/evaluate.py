@@ -275,9 +275,9 @@ class Judge:
         waited = time.monotonic()
         with self._alone(job.task.device):
             verdict.stage_s["gate"] = round(time.monotonic() - waited, 6)
-            eager_launch_ms = self._loader.launch_ms(job.task.device, "eager")
+            empty_eager = self._loader.empty_call(job.task.device, "eager")
             own_kind = "triton" if job.candidate.language == "triton" else "eager"
-            launch_ms = self._loader.launch_ms(job.task.device, own_kind)
+            empty = self._loader.empty_call(job.task.device, own_kind)
             deadline = time.monotonic() + options.time_s
 
             def left() -> float:
@@ -292,7 +292,8 @@ class Judge:
                         deadline=left,
                         which=name,
                         flushed=on_gpu,
-                        launch_ms=eager_launch_ms,
+                        launch_ms=empty_eager.launch_ms,
+                        gap_ms=empty_eager.gap_ms,
                     )
                     for name in options.baselines
                 }
@@ -302,7 +303,8 @@ class Judge:
                         slots=trial.slots,
                         deadline=left,
                         flushed=on_gpu,
-                        launch_ms=launch_ms,
+                        launch_ms=empty.launch_ms,
+                        gap_ms=empty_eager.gap_ms,
                     )
                     verdict.timing = measure(
                         side,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -34,7 +34,7 @@ CONTEXT_BYTES = 2 << 30
 PROFILE_EXCESS = 1.5
 PROFILE_SLACK_MS = 0.01
 LAUNCH_S = 60.0
-LAUNCH_CALLS = 200
+LAUNCH_CALLS, GAP_BLOCKS = 200, 5
 EMPTY_CALLS = """
 import torch
 import triton
@@ -149,7 +149,7 @@ def raise_to_profile(timing: Timing, busy_ms: float) -> Timing:
 
 
 def load_empty_call(order: Callable[..., Message], device: str, kind: str) -> None:
-    """Loads a call that does nothing, for `launch_cost_ms`.
+    """Loads a call that does nothing, for `measure_empty_call`.
 
     Args:
         order: Sends an order to a fresh runner, which executes nothing but the trusted source above.
@@ -178,15 +178,38 @@ def load_empty_call(order: Callable[..., Message], device: str, kind: str) -> No
     order("run", LAUNCH_S, slot=0, seed=0, check=False, max_bytes=1 << 10)
 
 
-def launch_cost_ms(order: Callable[..., Message]) -> float:
-    """Upper bound of what the call of `load_empty_call` costs back to back, in ms on the oracle's clock.
+@dataclass(frozen=True, kw_only=True)
+class EmptyCall:
+    """What a call costs that does nothing, in ms.
+
+    Attributes:
+      launch_ms: back to back, on the oracle's clock (upper bound).
+      gap_ms: between the events around a call, beyond what its kernel takes: the device's own way from one event
+        over the launch to the next.
+    """
+
+    launch_ms: float
+    gap_ms: float
+
+
+def measure_empty_call(order: Callable[..., Message]) -> EmptyCall:
+    """Times the call of `load_empty_call`.
 
     Raises:
         JailError: The runner failed.
+        ValueError: Its profile shows no kernel.
     """
     side = Side(order=order, slots=[0], deadline=lambda: LAUNCH_S, flushed=True, calls=LAUNCH_CALLS)
     side.block(LAUNCH_CALLS, flush=False)
-    return max(side.slope_ms() for _ in range(3))
+    launch_ms = max(side.slope_ms() for _ in range(3))
+    spans_ms = sorted(side.block(LAUNCH_CALLS)[0] / LAUNCH_CALLS for _ in range(GAP_BLOCKS))
+    # Last: a profiler slows every later launch.
+    order("start_profiler", LAUNCH_S)
+    events = [_event(entry) for entry in _list(order("profile", LAUNCH_S, slot=0).header, "kernels")]
+    kernel_ms = sum(event.ms for event in events)
+    if not kernel_ms:
+        raise ValueError("the profile of an empty call shows no kernel")
+    return EmptyCall(launch_ms=launch_ms, gap_ms=max(0.0, spans_ms[GAP_BLOCKS // 2] - kernel_ms))
 
 
 def compile_for(order: Callable[..., Message], slot: int, timeout_s: float, arch: str) -> CompileReport:

@@ -10,6 +10,7 @@ import select
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -34,10 +35,11 @@ from sandbox.oracle.draft import Draft, Job
 from sandbox.oracle.failures import Failure, blamed_on_candidate
 from sandbox.oracle.gpu import (
     EMPTY_CALLS,
+    EmptyCall,
     compile_for,
     device_watch,
-    launch_cost_ms,
     load_empty_call,
+    measure_empty_call,
     runner_environment,
 )
 from sandbox.oracle.reference import Reference, TaskRejected
@@ -84,7 +86,7 @@ class Loader:
         self._scratch, self._store, self._threads = scratch, store, threads
         self._interrupt, self._isolation, self._turns = interrupt, isolation, turns
         self._zygotes: dict[str, Zygote] = {}
-        self._launch_costs_ms: dict[tuple[str, str], float] = {}
+        self._empty_calls: dict[tuple[str, str], EmptyCall] = {}
         self._no_arenas = False
 
     def start(self) -> None:
@@ -292,46 +294,49 @@ class Loader:
         verdict.compiled = feedback.failed(*report.summary_parts())
         verdict.notes.append(verdict.compiled)
 
-    def launch_ms(self, device: str, kind: str) -> float:
-        """What an empty call costs on a GPU; 0 on a CPU.
+    def empty_call(self, device: str, kind: str) -> EmptyCall:
+        """What an empty call costs on a GPU; nothing on a CPU.
 
         Measured once for a card, a driver and a start of this host, by the first oracle that asks; the caller has
         the device to itself.
+
+        Args:
+          kind: see `load_empty_call`.
 
         Raises:
           BuildUnavailable: it cannot be measured.
         """
         if device == "cpu":
-            return 0.0
-        if (device, kind) not in self._launch_costs_ms:
+            return EmptyCall(launch_ms=0.0, gap_ms=0.0)
+        if (device, kind) not in self._empty_calls:
             key = self._launch_key(device, kind)
             found = self._store.find(key)
             if found is None:
-                cost_ms = self._measure_launch(device, kind)
+                cost = self._measure_empty_call(device, kind)
                 with tempfile.NamedTemporaryFile("w", dir=self._scratch, suffix=".json") as file:
-                    file.write(json.dumps(cost_ms))
+                    file.write(json.dumps(asdict(cost)))
                     file.flush()
                     self._store.publish(key, Path(file.name))
             else:
-                cost_ms = float(json.loads(found.read_text()))
-            self._launch_costs_ms[device, kind] = cost_ms
-        return self._launch_costs_ms[device, kind]
+                cost = EmptyCall(**json.loads(found.read_text()))
+            self._empty_calls[device, kind] = cost
+        return self._empty_calls[device, kind]
 
     def _launch_key(self, device: str, kind: str) -> str:
         gpu = nvml.gpu(physical_index(device))
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return self._store.key("launch_ms", boot, device, gpu.name, gpu.driver, kind, EMPTY_CALLS)
+        return self._store.key("empty call 1", boot, device, gpu.name, gpu.driver, kind, EMPTY_CALLS)
 
-    def _measure_launch(self, device: str, kind: str) -> float:
+    def _measure_empty_call(self, device: str, kind: str) -> EmptyCall:
         limits = Limits(memory_bytes=None, open_files=4096, gpu=True)
         env = runner_environment()
         try:
             with self._zygote("gpu").runner(limits, LAUNCH_MEMORY_BYTES, env=env) as runner:
                 load_empty_call(runner.call, device, kind)
-                return launch_cost_ms(runner.call)
+                return measure_empty_call(runner.call)
         except ZygoteLost:
             raise
-        except JailError as error:
+        except (JailError, ValueError) as error:
             raise BuildUnavailable(f"an empty call on {device} cannot be timed: {error}") from error
 
     def _build_kernel(self, job: Job, reference: Reference) -> int:
