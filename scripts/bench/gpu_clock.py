@@ -1,0 +1,230 @@
+"""Does the judge's clock agree with itself, with the hardware's counters, and with 1 for a reference against itself?
+
+    python scripts/bench/gpu_clock.py --out clock.json [--evaluations 20] [--skip-ncu] [--kernelbench DIRECTORY]
+
+On one NVIDIA GPU, with a server of its own:
+(1) spread: a few kernels, each judged afresh --evaluations times: largest over smallest median, and their difference.
+(2) self: references timed against themselves in two jails: the ratio and its interval.
+(3) ncu: the median of each of twenty kernels (clock_kernels.py) beside ncu's duration, caches cleared, clocks as they are.
+(4) KernelBench's evaluator, where a checkout is at hand, on the kernels of (1): its spread beside ours.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from clock_kernels import cases
+from serving import private_server, provenance
+
+from sandbox.build.artifacts import ArtifactStore
+from sandbox.client import SandboxClient
+from sandbox.oracle.clock import PLANS, Side, measure
+from sandbox.oracle.draft import Job
+from sandbox.oracle.loading import Loader
+from sandbox.protocol import Candidate, Options, TaskSpec
+
+SPREAD = ("bench_chain_8192", "bench_softmax_512_1024", "bench_chain_4194304", "bench_softmax_4096_4096", "bench_matmul_1024")
+SELF = ("bench_chain_65536", "bench_chain_4194304", "bench_chain_67108864", "bench_softmax_4096_4096", "bench_matmul_2048")
+NCU_S = 400.0
+KERNELBENCH_KERNELS = 2
+KERNELBENCH = """
+import json, sys, types
+root, task, kernel = sys.argv[1:]
+for name in ("dotenv", "openai", "litellm", "together"):
+    try:
+        __import__(name)
+    except ImportError:  # not needed for judging, but imported
+        sys.modules[name] = stub = types.ModuleType(name)
+        stub.load_dotenv = lambda *a, **k: None
+        stub.OpenAI = stub.Together = object
+        stub.completion = None
+sys.path[:0] = [root + "/src", root]
+try:
+    from kernelbench.eval import eval_kernel_against_ref
+except ImportError:
+    from src.eval import eval_kernel_against_ref
+import torch
+result = eval_kernel_against_ref(
+    open(task).read(), open(kernel).read(), num_correct_trials=3, num_perf_trials=100, measure_performance=True,
+    backend="triton", device=torch.device("cuda:0"))
+print("RESULT", json.dumps({"ms": result.runtime, "correct": bool(result.correctness)}))
+"""
+"""One evaluation in a process of its own, as its users run it."""
+
+
+def judged(client: SandboxClient, case, mark: str):
+    """Fresh evaluation of a case: (median ms, speedup, what ruled, noisy, seconds)."""
+    start = time.monotonic()
+    [result] = client.evaluate(
+        TaskSpec(reference=case.task, name=case.name, device="cuda:0"),
+        [Candidate(source=f"{case.kernel}\n# {mark}\n", language="triton")],
+        Options(correctness_trials=1),
+    )
+    if result.outcome != "ok" or result.timing is None:
+        raise SystemExit(f"{case.name} was judged {result.outcome}: {result.feedback}")
+    timing = result.timing
+    return {
+        "ms": timing.candidate.median_ms, "eager_ms": timing.baselines["eager"].median_ms, "speedup": timing.speedup,
+        "ruled_by": timing.bound_by, "noisy": timing.noisy, "seconds": time.monotonic() - start,
+    }  # fmt: skip
+
+
+def spread(client: SandboxClient, evaluations: int) -> list[dict]:
+    """Largest and smallest median of each kernel."""
+    rows = []
+    for case in (c for c in cases() if c.name in SPREAD):
+        runs = [judged(client, case, f"spread {n}") for n in range(evaluations)]
+        ms = [run["ms"] for run in runs]
+        limit = 1.03 if min(ms) > 0.05 else 1.10
+        within = max(ms) - min(ms) <= 0.001 if min(ms) < 0.01 else max(ms) / min(ms) <= limit
+        rows.append(
+            {
+                "kernel": case.name, "median_us": 1e3 * statistics.median(ms), "ratio": max(ms) / min(ms),
+                "difference_us": 1e3 * (max(ms) - min(ms)), "within": within,
+                "speedups": [min(r["speedup"] for r in runs), max(r["speedup"] for r in runs)],
+                "ruled_by": sorted({r["ruled_by"] for r in runs}), "seconds": statistics.median(r["seconds"] for r in runs),
+            }
+        )  # fmt: skip
+        print(json.dumps(rows[-1]), flush=True)
+    return rows
+
+
+def self_mode() -> list[dict]:
+    """References against themselves, by the judge's own parts in this process."""
+    rows = []
+    with tempfile.TemporaryDirectory(prefix="self-") as directory:
+        os.chmod(directory, 0o711)
+        scratch = Path(directory) / "scratch"
+        scratch.mkdir(mode=0o711)
+        loader = Loader(
+            scratch=scratch, store=ArtifactStore(Path(directory) / "store"), threads=1, interrupt=None, isolation=None,
+            turns=lambda device: None,
+        )  # fmt: skip
+        try:
+            loader.start()
+            empty = loader.empty_call("cuda:0", "eager")
+            print(json.dumps({"launch_us": 1e3 * empty.launch_ms, "gap_us": 1e3 * empty.gap_ms}), flush=True)
+            for case in (c for c in cases() if c.name in SELF):
+                task = TaskSpec(reference=case.task, name=case.name, device="cuda:0")
+                job = Job(id=case.name, task=task, candidate=Candidate(source=case.kernel, language="triton"), options=Options())
+                pair = [loader.reference(job) for _ in range(2)]
+                sides = []
+                for reference in pair:
+                    for slot in range(3):
+                        reference.inputs(slot, slot)
+                    sides.append(
+                        Side(
+                            order=reference.order, slots=[0, 1, 2], deadline=lambda: 60.0, flushed=True,
+                            launch_ms=empty.launch_ms, gap_ms=empty.gap_ms,
+                        )
+                    )  # fmt: skip
+                timing = measure(sides[0], {"eager": sides[1]}, PLANS["full"], random.Random(0), use_slope=True)
+                for reference in pair:
+                    reference.close()
+                ms = timing.candidate.median_ms
+                within = abs(timing.speedup - 1) <= 0.02 if ms >= 0.05 else timing.speedup_low <= 1 <= timing.speedup_high
+                rows.append(
+                    {"task": case.name, "median_us": 1e3 * ms, "ratio": timing.speedup,
+                     "interval": [timing.speedup_low, timing.speedup_high], "within": within}
+                )  # fmt: skip
+                print(json.dumps(rows[-1]), flush=True)
+        finally:
+            loader.close()
+    return rows
+
+
+def against_ncu(client: SandboxClient) -> list[dict]:
+    """Our medians beside ncu's mean duration of the launches after the first two."""
+    command = [
+        "ncu", "--csv", "--clock-control", "none", "--cache-control", "all", "--metrics", "gpu__time_duration.sum",
+        "--kernel-name", "regex:^bench_", sys.executable, str(Path(__file__).with_name("clock_kernels.py")),
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=NCU_S, check=False)
+    lines = [line for line in done.stdout.splitlines() if line.startswith('"')]
+    if done.returncode or not lines:
+        raise SystemExit(f"ncu gave no durations: {(done.stderr or done.stdout)[-2000:]}")
+    durations: dict[str, list[float]] = {}
+    units = {"ns": 1e-3, "nsecond": 1e-3, "us": 1.0, "usecond": 1.0, "ms": 1e3, "msecond": 1e3}
+    for row in csv.DictReader(io.StringIO("\n".join(lines))):
+        value = float(row["Metric Value"].replace(",", "")) * units[row["Metric Unit"]]
+        durations.setdefault(row["Kernel Name"].split("(")[0], []).append(value)
+    rows = []
+    for case in cases():
+        ours = judged(client, case, "ncu")
+        theirs_us = statistics.fmean(durations[case.name][2:])
+        ours_us = 1e3 * ours["ms"]
+        within = abs(ours_us - theirs_us) <= max(1.0, 0.05 * theirs_us)
+        rows.append(
+            {"kernel": case.name, "ours_us": ours_us, "ncu_us": theirs_us, "launches": len(durations[case.name]),
+             "ruled_by": ours["ruled_by"], "within": within}
+        )  # fmt: skip
+        print(json.dumps(rows[-1]), flush=True)
+    return rows
+
+
+def kernelbench(checkout: Path, evaluations: int) -> list[dict]:
+    """The spread of KernelBench's evaluator on the first kernels of (1), a fresh process an evaluation."""
+    rows = []
+    with tempfile.TemporaryDirectory() as directory:
+        for case in [c for c in cases() if c.name in SPREAD][:KERNELBENCH_KERNELS]:
+            task, kernel = Path(directory) / "task.py", Path(directory) / "kernel.py"
+            task.write_text(case.task)
+            kernel.write_text(case.kernel)
+            ms, seconds = [], []
+            for _ in range(evaluations):
+                start = time.monotonic()
+                done = subprocess.run(
+                    [sys.executable, "-c", KERNELBENCH, str(checkout), str(task), str(kernel)],
+                    capture_output=True, text=True, timeout=300, check=False,
+                )  # fmt: skip
+                seconds.append(time.monotonic() - start)
+                line = next((x for x in done.stdout.splitlines() if x.startswith("RESULT ")), None)
+                if line is None:
+                    raise SystemExit(f"KernelBench's evaluator failed: {(done.stderr or done.stdout)[-2000:]}")
+                ms.append(json.loads(line.removeprefix("RESULT "))["ms"])
+            rows.append(
+                {"kernel": case.name, "evaluations": evaluations, "median_us": 1e3 * statistics.median(ms),
+                 "ratio": max(ms) / min(ms), "difference_us": 1e3 * (max(ms) - min(ms)), "seconds": statistics.median(seconds)}
+            )  # fmt: skip
+            print(json.dumps(rows[-1]), flush=True)
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--evaluations", type=int, default=20)
+    parser.add_argument("--skip-ncu", action="store_true")
+    parser.add_argument("--kernelbench", type=Path, help="checkout of KernelBench")
+    parser.add_argument("--kernelbench-evaluations", type=int, default=8)
+    arguments = parser.parse_args()
+    found = provenance()
+
+    def keep(name: str, rows: list[dict]) -> None:
+        found[name] = rows
+        arguments.out.write_text(json.dumps(found, indent=1) + "\n")
+
+    keep("self", self_mode())
+    with private_server("cuda:0", 1) as server:
+        keep("spread", spread(server.client, arguments.evaluations))
+        if not arguments.skip_ncu:
+            keep("ncu", against_ncu(server.client))
+    if arguments.kernelbench:
+        keep("kernelbench", kernelbench(arguments.kernelbench, arguments.kernelbench_evaluations))
+    rows = [row for name in ("self", "spread", "ncu") for row in found.get(name, ())]
+    print(f"{sum(row['within'] for row in rows)} of {len(rows)} within the limits -> {arguments.out}")
+
+
+if __name__ == "__main__":
+    main()
