@@ -31,12 +31,8 @@ from __future__ import annotations
 
 import copy
 import inspect
-import linecache
 import os
 import socket
-import sys
-import traceback
-import types
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -44,37 +40,16 @@ from typing import Any
 import torch
 
 from sandbox.jail import arena, bulk, extensions
-from sandbox.jail.device import BuildError, Device, make_device
+from sandbox.jail.device import Device, make_device
+from sandbox.jail.execution import RunnerError, describe_error, execute_source
 from sandbox.jail.frames import Channel, ChannelClosed, Message
 from sandbox.jail.fresh import FreshCalls
-from sandbox.jail.kernel_call import GuardError, KernelCall
+from sandbox.jail.kernel_call import KernelCall
 from sandbox.jail.tensors import DTYPES, decode, encode, pack, unpack
 
-MAX_MESSAGE_CHARS = 4000
 MAX_INPUT_BYTES = 8 << 30
 MAX_FDS = 4
 KERNEL_FD = 4
-CUDA_ADVICE = (
-    "Search for `cuda",
-    "CUDA kernel errors might be asynchronously reported",
-    "For debugging consider passing",
-    "Compile with `TORCH_USE_CUDA_DSA`",
-    "Device-side assertion tracking was not enabled",
-)
-TRITON_COMPILE_ERRORS = (
-    "CompilationError",
-    "CompileTimeAssertionFailure",
-    "UnsupportedLanguageConstruct",
-    "PTXASError",
-)
-
-
-class RunnerError(RuntimeError):
-    """A failure with a kind that the oracle turns into an outcome."""
-
-    def __init__(self, kind: str, message: str):
-        super().__init__(message)
-        self.kind = kind
 
 
 def main(channel_fd: int, nonce: str, file_fds: Sequence[int]) -> None:
@@ -356,88 +331,6 @@ class Runner:
         if sum(output.numel() * output.element_size() for output in outputs) > max_bytes:
             return {**reply, "too_large": True}, []
         return reply, [output.detach() for output in outputs]
-
-
-def execute_source(source: str, name: str, *, kind: str) -> dict[str, Any]:
-    """Executes Python source as module `name` from a private file, where `inspect` and Triton find its text.
-
-    Raises:
-      RunnerError: of `kind`, with the error and its line.
-      BuildError: as raised by the source.
-    """
-    path = os.path.join(os.getcwd(), f"{name}.py")
-    with open(path, "w") as file:
-        file.write(source)
-    linecache.checkcache(path)
-    module = types.ModuleType(name)
-    module.__file__ = path
-    sys.modules[name] = module
-    try:
-        exec(compile(source, path, "exec"), module.__dict__)
-    except (BuildError, MemoryError):
-        raise
-    except BaseException as error:  # noqa: B036
-        if _is_build_failure(error):
-            raise BuildError(_build_log(error)) from error
-        if is_out_of_memory(error):
-            raise
-        raise RunnerError(kind, _with_line(error, path)) from error
-    return module.__dict__
-
-
-def describe_error(error: BaseException, *, stage: str) -> dict[str, str]:
-    """Kind and bounded text of an exception raised while carrying out `stage`."""
-    if isinstance(error, RunnerError):
-        kind, message = error.kind, str(error)
-    elif isinstance(error, BuildError) or _is_build_failure(error):
-        kind, message = "build_failed", str(error) if isinstance(error, BuildError) else _build_log(error)
-    elif isinstance(error, GuardError):
-        kind, message = "runtime_error", str(error)
-    elif is_out_of_memory(error):
-        kind, message = "out_of_memory", f"{type(error).__name__}: {error}"
-    else:
-        kind = "load_failed" if stage.startswith("load") else "runtime_error"
-        message = _with_line(error, None)
-    return {"kind": kind, "message": _without_advice(_safe(message))[:MAX_MESSAGE_CHARS]}
-
-
-def _without_advice(text: str) -> str:
-    """Without the lines that PyTorch adds to every CUDA error, which say how to debug and not what went wrong."""
-    return "\n".join(line for line in text.splitlines() if not line.startswith(CUDA_ADVICE))
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an exception says that host or device memory ran out."""
-    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
-        return True
-    text = _safe(str(error)).lower()
-    return isinstance(error, RuntimeError) and (
-        "out of memory" in text or "can't allocate memory" in text or "bad_alloc" in text
-    )
-
-
-def _is_build_failure(error: BaseException) -> bool:
-    return type(error).__module__.startswith("triton.") and type(error).__name__ in TRITON_COMPILE_ERRORS
-
-
-def _build_log(error: BaseException) -> str:
-    from sandbox.build.triton import error_text
-
-    return error_text(error)
-
-
-def _with_line(error: BaseException, path: str | None) -> str:
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if frame.filename.startswith(os.getcwd())]
-    where = f" (line {own[-1].lineno}: {(own[-1].line or '')[:120]})" if own else ""
-    if isinstance(error, SyntaxError) and error.filename == path:
-        where = f" (line {error.lineno}: {(error.text or '').strip()[:120]})"
-        return f"SyntaxError: {error.msg}{where}"
-    return f"{type(error).__name__}: {_safe(str(error))}{where}"
-
-
-def _safe(text: str) -> str:
-    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def _as_list(result: Any) -> list[Any]:

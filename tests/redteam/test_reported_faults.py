@@ -34,7 +34,7 @@ class Untellable(Exception):
     )
     result = red_team.judge(untellable, LINEAR, CHECKED)
     assert (result.outcome, result.reward.total) == ("runtime_error", 0.0), text_of(result)
-    assert "no text" in result.feedback and len(result.feedback.encode()) < 4000
+    assert "Untellable: (an exception that cannot be told)" in result.feedback and len(result.feedback.encode()) < 4000
     assert red_team.canary().outcome == "ok"
 
 

@@ -6,8 +6,8 @@ import pytest
 
 from sandbox.build.artifacts import ArtifactStore
 from sandbox.jail import nvml
+from sandbox.jail.execution import describe_error
 from sandbox.jail.faults import JailReply
-from sandbox.jail.runner import describe_error
 from sandbox.oracle import room
 from sandbox.oracle.draft import Job
 from sandbox.oracle.evaluate import Gate, Judge
@@ -218,3 +218,12 @@ def test_the_words_about_a_cuda_error_are_the_errors_own():
     )
     message = describe_error(RuntimeError(text), stage="run")["message"]
     assert message == "RuntimeError: CUDA error: an illegal memory access was encountered"
+
+
+def test_an_exception_that_cannot_be_told_still_has_a_kind_and_its_name():
+    class Mute(RuntimeError):
+        def __str__(self):
+            raise ValueError("no")
+
+    told = describe_error(Mute(), stage="run")
+    assert told["kind"] == "runtime_error" and told["message"].startswith("Mute: (an exception that cannot")
