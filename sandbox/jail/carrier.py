@@ -55,27 +55,31 @@ class ArenaCarrier(HostCarrier):
         return cls(arena), fd
 
     def give(self, tensors: Sequence[torch.Tensor]) -> tuple[dict[str, Any], list[memoryview]]:
-        assert self._arena is not None
-        entries = write(self._arena.half(True), tensors)
+        entries = write(self.half(True), tensors)
         if entries is None:
             return super().give(tensors)
-        self._synchronize()
+        self.synchronize()
         return {"tensors": entries, "arena": True}, []
 
     def take(self, message: Message) -> list[torch.Tensor]:
         """Copies of what the runner left, made before anything is read: it may write the arena at any time."""
-        assert self._arena is not None
         if message.header.get("arena") is not True:
             return [tensor.to(self._device) for tensor in super().take(message)]
-        copies = [tensor.clone() for tensor in read(self._arena.half(False), message.header.get("tensors"))]
-        self._synchronize()
+        copies = [tensor.clone() for tensor in read(self.half(False), message.header.get("tensors"))]
+        self.synchronize()
         return copies
+
+    def half(self, outward: bool) -> torch.Tensor:
+        """Memory for what goes to the runner (`outward`) or comes back."""
+        assert self._arena is not None
+        return self._arena.half(outward)
 
     def close(self) -> None:
         arena, self._arena = self._arena, None
         if arena is not None:
             arena.close()
 
-    def _synchronize(self) -> None:
+    def synchronize(self) -> None:
+        """Waits for the oracle's own work on the device."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)

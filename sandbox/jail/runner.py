@@ -19,6 +19,7 @@ believes nothing it reads from a reply beyond what it can check itself.
     kept           max_bytes                                 -> outputs of the call that was kept
     open_outputs   + descriptor                              (memory that time_fresh leaves outputs in)
     time_fresh     calls outputs + descriptor of the inputs  -> span_ms             [CPU only]
+    time_arena     calls outputs                             -> span_ms             [with an arena only]
     start_profiler                                           -> nothing; makes the next profile quick
     profile        slot                                      -> kernels, own, busy_ms
     compile_report slot                                      -> report              [device "aot:sm_NN" only]
@@ -43,7 +44,7 @@ from sandbox.jail import arena, bulk, extensions
 from sandbox.jail.device import Device, make_device
 from sandbox.jail.execution import RunnerError, describe_error, execute_source
 from sandbox.jail.frames import Channel, ChannelClosed, Message
-from sandbox.jail.fresh import FreshCalls
+from sandbox.jail.fresh import FreshCalls, time_calls
 from sandbox.jail.kernel_call import KernelCall
 from sandbox.jail.tensors import DTYPES, decode, encode, pack, unpack
 
@@ -250,6 +251,18 @@ class Runner:
         order = message.header
         with torch.no_grad():
             span_ms = self.fresh.time(self.call, message.fds[0], order["calls"], order["outputs"])
+        return {"span_ms": span_ms}, []
+
+    def do_time_arena(self, message: Message) -> tuple[dict, list[torch.Tensor]]:
+        order = message.header
+        inputs, results = self.arena.half(True), self.arena.half(False)
+        prepared = []
+        for call in order["calls"]:
+            places = [{**entry, "offset": call["offset"] + entry["offset"]} for entry in order["outputs"]]
+            args = decode(call["args"], arena.read(inputs, call["tensors"]))
+            prepared.append((args, arena.read(results, places)))
+        with torch.no_grad():
+            span_ms = time_calls(self.device, self.call, prepared)
         return {"span_ms": span_ms}, []
 
     def do_start_profiler(self, message: Message) -> tuple[dict, list[torch.Tensor]]:

@@ -4,13 +4,18 @@ good."""
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+import secrets
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
+from sandbox.jail.carrier import ArenaCarrier
 from sandbox.jail.frames import Message
+from sandbox.jail.jailed import Runner
 from sandbox.oracle.fresh import Audit, Outputs, Pool, sample_places
-from sandbox.oracle.reference import Reference
+from sandbox.oracle.fresh_gpu import ArenaOutputs, GpuBlock, calls_of_block, draw_blocks
+from sandbox.oracle.reference import Inputs, Reference
 from sandbox.protocol import Timing, Trial
 from sandbox.verdict.timing import Interval
 
@@ -37,9 +42,9 @@ class AuditFailed(Exception):
 
 
 def audit(
-    reference: Reference,
-    order: Callable[..., Message],
-    eager_ms: float,
+    blocks: Sequence[Any],
+    theirs: Outputs | ArenaOutputs,
+    ours: Outputs | ArenaOutputs,
     compare: Compare,
     left_s: Callable[[], float],
     rng: random.Random,
@@ -47,23 +52,19 @@ def audit(
     """Runs the candidate and the reference on blocks of fresh inputs and compares what every call left.
 
     Args:
-      reference: of the task; its pool of inputs is used, or drawn.
-      order: sends an order to the candidate's runner.
-      eager_ms: time of one call of the reference.
+      blocks: of inputs, for `theirs` and `ours` alike; in random order the first is a rehearsal whose time does not count.
+      theirs, ours: where the candidate and the reference leave their outputs.
       compare: (expected, got) -> trial.
       left_s: seconds that an order may take now.
       rng: draws which elements are read and which calls are compared in full.
 
     Raises:
-      AuditFailed: a call left a wrong output. What `order` raises; TaskRejected when the reference fails.
+      AuditFailed: a call left a wrong output. What an order raises; TaskRejected when the reference fails.
     """
-    pool = reference.pool(lambda: draw_pool(reference, eager_ms))
-    calls = len(pool.blocks[0].calls)
-    theirs = Outputs(order, reference.outputs, calls, left_s())
-    ours = Outputs(reference.order, reference.outputs, calls, left_s())
+    calls = _calls(blocks[0])
     found = Audit(calls=calls)
-    for number, block in enumerate(rng.sample(pool.blocks, len(pool.blocks))):
-        places = sample_places(reference.outputs, rng)
+    for number, block in enumerate(rng.sample(blocks, len(blocks))):
+        places = sample_places(ours.entries, rng)
         run = theirs.run(block, places, left_s())
         checked = rng.randrange(calls)
         got = [output.clone() for output in theirs.of_call(checked)]
@@ -79,6 +80,45 @@ def audit(
     return found
 
 
+def _calls(block: Any) -> int:
+    return len(block.sets if isinstance(block, GpuBlock) else block.calls)
+
+
+def on_host(
+    reference: Reference, order: Callable[..., Message], eager_ms: float, timeout_s: float
+) -> tuple[Sequence[Any], Outputs, Outputs]:
+    """What `audit` takes, on a CPU: inputs of the reference's pool (used or drawn), outputs in memory of the host.
+
+    Args:
+      order: sends an order to the candidate's runner.
+      eager_ms: time of one call of the reference.
+    """
+    pool = reference.pool(lambda: draw_pool(reference, eager_ms))
+    calls = _calls(pool.blocks[0])
+    theirs = Outputs(order, reference.outputs, calls, timeout_s)
+    return pool.blocks, theirs, Outputs(reference.order, reference.outputs, calls, timeout_s)
+
+
+def on_gpu(
+    reference: Reference, candidate: Runner, inputs: Sequence[Inputs], eager_ms: float
+) -> tuple[Sequence[Any], ArenaOutputs, ArenaOutputs] | None:
+    """What `audit` takes, on a GPU: inputs made of those of the checks, all in the runners' arenas.
+
+    None where a runner has no arena or a call does not fit into it.
+    """
+    carriers = candidate.carrier, reference.runner.carrier
+    if not all(isinstance(carrier, ArenaCarrier) for carrier in carriers):
+        return None
+    half_bytes = min(carrier.half(True).numel() for carrier in carriers)
+    input_bytes, output_bytes = max(one.bytes for one in inputs), reference.max_output_bytes // 2
+    calls = calls_of_block(eager_ms, input_bytes, output_bytes, half_bytes)
+    if calls < 1:
+        return None
+    blocks = draw_blocks(inputs[0].args, [one.tensors for one in inputs], calls, secrets.randbits(60))
+    theirs = ArenaOutputs(candidate.call, carriers[0], reference.outputs)
+    return blocks, theirs, ArenaOutputs(reference.order, carriers[1], reference.outputs)
+
+
 def draw_pool(reference: Reference, eager_ms: float) -> Pool:
     """Inputs for the audits of a task whose reference takes `eager_ms` a call."""
     return Pool.draw(reference.inputs, eager_ms, reference.max_output_bytes // 2)
@@ -87,8 +127,8 @@ def draw_pool(reference: Reference, eager_ms: float) -> Pool:
 def _check(
     got: list[list[torch.Tensor]],
     expected: list[list[torch.Tensor]],
-    theirs: Outputs,
-    ours: Outputs,
+    theirs: Outputs | ArenaOutputs,
+    ours: Outputs | ArenaOutputs,
     compare: Compare,
 ) -> None:
     """Compares the elements that were read while the clock ran, all calls at once, then each to name the
@@ -104,14 +144,18 @@ def _check(
     raise AuditFailed(compare(*joined), joined[1], joined[0], [])
 
 
-def _all_outputs(outputs: Outputs, calls: int) -> list[list[torch.Tensor]]:
+def _all_outputs(outputs: Outputs | ArenaOutputs, calls: int) -> list[list[torch.Tensor]]:
     return [[output.clone() for output in outputs.of_call(number)] for number in range(calls)]
 
 
-def rule(timing: Timing, found: Audit) -> tuple[Timing, Interval, Interval]:
+def rule(timing: Timing, found: Audit, allowance_ms: float = 0.0) -> tuple[Timing, Interval, Interval]:
     """The timing, slowed to the most that the audit leaves possible where it claims more; the audit's times
-    of one call of candidate and reference, in milliseconds."""
-    candidate, reference = found.times_ms()
+    of one call of candidate and reference, in milliseconds.
+
+    Args:
+      allowance_ms: of a call of the candidate's that is not held against it (a GPU's launch by the host).
+    """
+    candidate, reference = found.times_ms(allowance_ms)
     most = reference.high / candidate.low
     if timing.speedup <= SLACK * most:
         return timing, candidate, reference

@@ -321,6 +321,8 @@ class Judge:
                         trial.audit(left)
                     _check_own_code(job, reference, candidate, verdict)
                     rule(own_time, verdict)
+                elif options.audit:
+                    trial.audit(left, allowance_ms=empty.launch_ms)
             if not on_gpu:
                 # Still alone: the end of a process would disturb the next measurement.
                 candidate.close()

@@ -176,8 +176,8 @@ class Audit:
     candidate: list[Run] = field(default_factory=list)
     reference: list[Run] = field(default_factory=list)
 
-    def times_ms(self) -> tuple[Interval, Interval]:
-        """Time of one call of (candidate, reference).
+    def times_ms(self, allowance_ms: float = 0.0) -> tuple[Interval, Interval]:
+        """Time of one call of (candidate, reference), the candidate's less `allowance_ms`.
 
         The reference's clock is believed, so the gap between it and ours is what a block costs beyond its
         calls. A candidate's claim is raised by what its gaps have beyond that in nearly every block, and for
@@ -186,8 +186,10 @@ class Audit:
         """
         usual = sorted(run.wall_ms - run.claim_ms for run in self.reference)
         hidden = hidden_ms([run.wall_ms - run.claim_ms for run in self.candidate], usual[len(usual) // 2])
+        allowed = allowance_ms * self.calls
         believed = [
-            max(believed_ms(run.claim_ms + hidden, run.wall_ms, usual[-1])[0], 1e-6) for run in self.candidate
+            max(believed_ms(run.claim_ms + hidden, run.wall_ms, usual[-1])[0] - allowed, 1e-6)
+            for run in self.candidate
         ]
         return self._interval(believed), self._interval([max(run.claim_ms, 1e-6) for run in self.reference])
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from sandbox.jail.jailed import Runner
-from sandbox.oracle.audit import RULED_BY, AuditFailed, audit, draw_pool, rule
+from sandbox.oracle.audit import RULED_BY, AuditFailed, audit, draw_pool, on_gpu, on_host, rule
 from sandbox.oracle.clock import claim_of
 from sandbox.oracle.draft import Draft, Job
 from sandbox.oracle.failures import Failure, blamed_on_candidate
@@ -174,25 +174,34 @@ class Trials:
         span_ms = min(claim_of(order("time_block", check_s, **block).header.get("span_ms")) for _ in range(2))
         self._reference.pool(lambda: draw_pool(self._reference, span_ms / 2), use=False)
 
-    def audit(self, left_s: Callable[[], float]) -> None:
-        """Holds the timing against calls on inputs never seen, and checks what those return. Raises
-        Failure."""
-        timing = self._verdict.timing
+    def audit(self, left_s: Callable[[], float], allowance_ms: float = 0.0) -> None:
+        """Holds the timing against calls on inputs never seen, and checks what those return.
+
+        Args:
+          left_s: seconds that an order may take now.
+          allowance_ms: see `sandbox.oracle.audit.rule`.
+
+        Raises:
+          Failure: an output is wrong.
+        """
+        timing, reference = self._verdict.timing, self._reference
         assert timing is not None
+        eager_ms = timing.baselines["eager"].median_ms
         with self._blamed("timing", self._job.options.time_s):
             try:
-                found = audit(
-                    self._reference,
-                    self._candidate.call,
-                    timing.baselines["eager"].median_ms,
-                    lambda expected, got: compare(expected, got, self._tolerance),
-                    left_s,
-                    random.Random(secrets.randbits(64)),
-                )
+                if self._job.task.device == "cpu":
+                    parts = on_host(reference, self._candidate.call, eager_ms, left_s())
+                elif reference.changes or (
+                    parts := on_gpu(reference, self._candidate, [self._inputs[slot] for slot in self.slots], eager_ms)
+                ) is None:
+                    self._verdict.notes.append("the timing was not held against calls on fresh inputs")
+                    return
+                rng = random.Random(secrets.randbits(64))
+                found = audit(*parts, lambda expected, got: compare(expected, got, self._tolerance), left_s, rng)
             except AuditFailed as failed:
                 what = "a timed call on inputs it had not seen is wrong"
                 self._fail_late(what, failed.trial, failed.got, failed.expected, failed.others)
-        self._verdict.timing, own, eager = rule(timing, found)
+        self._verdict.timing, own, eager = rule(timing, found, allowance_ms)
         if self._verdict.timing.bound_by == RULED_BY:
             self._verdict.notes.append(
                 f"calls on inputs it had not seen took {own.median:.3g} ms, the reference's "

@@ -1,0 +1,118 @@
+"""The audit of a timing on a GPU (see `sandbox.oracle.fresh`): fresh inputs and all outputs in shared device memory.
+
+The oracle's clock starts before the inputs are written into the candidate's arena and stops when a random part of
+every call's outputs has been read from it, so nothing is gained by work that was done before or is left for later.
+Every call has inputs of its own, at addresses of their own: those of the checks with every value changed a little, so
+that they stay as valid as the author's and no answer known for others is near enough.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from sandbox.jail.arena import ALIGN_BYTES, read, write
+from sandbox.jail.carrier import ArenaCarrier
+from sandbox.jail.frames import Message
+from sandbox.jail.tensors import DTYPES
+from sandbox.oracle.clock import claim_of
+from sandbox.oracle.fresh import Run
+
+BLOCK_MS = 2.0
+"""Intended length of a block of the reference; messages cost about 0.2 ms."""
+BLOCKS = 5
+MAX_CALLS = 16
+JITTER = 0.02
+"""Width of the factor by which each value changes: far above every tolerance."""
+
+
+@dataclass(frozen=True)
+class GpuBlock:
+    """Inputs of one block of calls, in memory of the oracle: `args` as encoded, and the tensors of each call."""
+
+    args: list[Any]
+    sets: list[list[torch.Tensor]]
+
+
+def calls_of_block(eager_ms: float, input_bytes: int, output_bytes: int, half_bytes: int) -> int:
+    """How many calls a block has: by time, and as many as fit into half an arena each way; 0 if none does."""
+    by_time = max(2, round(BLOCK_MS / max(eager_ms, 1e-3)))
+    room = [half_bytes // _padded(size) for size in (input_bytes, output_bytes) if size]
+    return min(by_time, MAX_CALLS, *room)
+
+
+def jittered(tensors: Sequence[torch.Tensor], generator: torch.Generator) -> list[torch.Tensor]:
+    """The same tensors with every floating-point value changed by up to `JITTER` / 2 of itself, within their range."""
+    found = []
+    for tensor in tensors:
+        if tensor.is_floating_point() and tensor.numel():
+            factor = torch.rand(tensor.shape, generator=generator, device=tensor.device, dtype=torch.float32)
+            moved = (tensor * (1 + JITTER * (factor - 0.5))).to(tensor.dtype)
+            found.append(torch.minimum(torch.maximum(moved, tensor.min()), tensor.max()))
+        else:
+            found.append(tensor)
+    return found
+
+
+def draw_blocks(
+    args: list[Any], bases: Sequence[Sequence[torch.Tensor]], calls: int, seed: int
+) -> list[GpuBlock]:
+    """Blocks of fresh inputs made of those that the checks have used, in turn."""
+    generator = torch.Generator(bases[0][0].device).manual_seed(seed) if bases[0] else torch.Generator()
+    return [
+        GpuBlock(args, [jittered(bases[(number + call) % len(bases)], generator) for call in range(calls)])
+        for number in range(BLOCKS)
+    ]
+
+
+class ArenaOutputs:
+    """Where one runner leaves the outputs of a block's calls.
+
+    Args:
+      order: sends an order to the runner, as `Runner.call`.
+      carrier: with the runner's arena.
+      entries: {dtype, shape} of each output of a call.
+    """
+
+    def __init__(self, order: Callable[..., Message], carrier: ArenaCarrier, entries: Sequence[dict]):
+        self._order, self._carrier = order, carrier
+        self.entries, offset = [], 0
+        for entry in entries:
+            self.entries.append({**entry, "offset": offset})
+            offset += _padded(torch.Size(entry["shape"]).numel() * DTYPES[entry["dtype"]].itemsize)
+        self._stride = offset
+
+    def run(self, block: GpuBlock, places: Sequence[torch.Tensor], timeout_s: float) -> Run:
+        """Has the runner do a block's calls; reads the elements numbered `places` (one tensor for each output)."""
+        inward = self._carrier.half(False)
+        places = [place.to(inward.device) for place in places]
+        views = [self.of_call(number) for number in range(len(block.sets))]
+        self._carrier.synchronize()
+        start = time.perf_counter()
+        flat = write(self._carrier.half(True), [tensor for tensors in block.sets for tensor in tensors])
+        if flat is None:
+            raise ValueError("a block of calls does not fit into the arena")
+        self._carrier.synchronize()
+        each = len(flat) // len(block.sets)
+        calls = [
+            {"args": block.args, "tensors": flat[number * each : (number + 1) * each], "offset": number * self._stride}
+            for number in range(len(block.sets))
+        ]
+        message = self._order("time_arena", timeout_s, calls=calls, outputs=self.entries)
+        taken = [[out.reshape(-1)[place] for out, place in zip(outputs, places, strict=True)] for outputs in views]
+        samples = [[part.cpu() for part in outputs] for outputs in taken]
+        wall_ms = 1000 * (time.perf_counter() - start)
+        return Run(claim_ms=claim_of(message.header.get("span_ms")), wall_ms=wall_ms, samples=samples)
+
+    def of_call(self, number: int) -> list[torch.Tensor]:
+        """Views of one call's outputs, in memory that the runner can still change."""
+        shifted = [{**entry, "offset": number * self._stride + entry["offset"]} for entry in self.entries]
+        return read(self._carrier.half(False), shifted)
+
+
+def _padded(size: int) -> int:
+    return max(ALIGN_BYTES, -(-size // ALIGN_BYTES) * ALIGN_BYTES)
