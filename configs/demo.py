@@ -43,8 +43,10 @@ def get_config() -> ConfigDict:
             size="cpu",
             levels=(1, 2),
             kinds=("map", "reduce", "norm", "column"),
-            generated=1300,  # tasks made for the cold start
+            generated=2000,  # tasks made for the cold start
             generated_size="cpu",
+            full_size=200,  # of these, how many have sizes that can be timed, if check_size is not ""
+            check_size="light",  # the others have fewer elements: they are only checked
             rl_generated=200,  # of these, how many RL trains on as well
         )
     )
@@ -104,7 +106,7 @@ def get_config() -> ConfigDict:
     # balance_skills: rare techniques more often.
     c.corpus = ConfigDict(
         dict(
-            timed_tasks=160,
+            timed_tasks=120,
             variants_per_task=3,
             untimed_variants=1,
             wrong_share=0.2,
@@ -120,7 +122,7 @@ def get_config() -> ConfigDict:
     # shares: how the rows of a batch are divided over the agents, whose rows are then repeated as often as that takes; all 0: rows as
     # they come.
     c.sft = ConfigDict(
-        dict(steps=480, batch=16, optimizer="muon", lr=8e-3, warmup=20, weight_decay=0.01, max_tokens=640, clip_norm=1.0,
+        dict(steps=600, batch=16, optimizer="muon", lr=8e-3, warmup=20, weight_decay=0.01, max_tokens=640, clip_norm=1.0,
              microbatch=8, checkpoint_every=50, shares=dict(policy=0.0, selection=0.0, summary=0.0))
     )  # fmt: skip
 
@@ -145,7 +147,7 @@ def get_config() -> ConfigDict:
     )
     c.rl = ConfigDict(
         dict(
-            steps=34,
+            steps=40,
             optimizer="adamw",
             lr=4e-4,
             warmup=2,

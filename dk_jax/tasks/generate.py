@@ -43,11 +43,12 @@ _KIND_WEIGHTS = {
 # rows, columns, and the least and the greatest number of elements
 _SIZES: dict[str, tuple[tuple[int, ...], tuple[int, ...], int, int]] = {
     "small": ((32, 64, 128), (128, 256, 512), 1 << 12, 1 << 14),
+    "light": ((128, 256, 512), (256, 512, 1024, 2048), 1 << 15, 1 << 16),
     "cpu": ((128, 256, 512, 1024, 2048), (256, 512, 1024, 2048), 1 << 18, 1 << 20),
     "gpu": ((1024, 2048, 4096, 8192), (1024, 2048, 4096), 1 << 22, 1 << 24),
 }
-_WIDTHS = {"small": (16, 32, 64), "cpu": (16, 32, 64, 128), "gpu": (256, 512, 1024)}
-_MATRIX_ROWS = {"small": (64, 128), "cpu": (1024, 2048), "gpu": (4096,)}
+_WIDTHS = {"small": (16, 32, 64), "light": (16, 32, 64), "cpu": (16, 32, 64, 128), "gpu": (256, 512, 1024)}
+_MATRIX_ROWS = {"small": (64, 128), "light": (128, 256), "cpu": (1024, 2048), "gpu": (4096,)}
 _NORMS = ("softmax", "layer_norm", "rms_norm") * 2 + (
     "log_softmax", "l2_normalize", "l1_normalize", "center", "max_shift"
 )  # fmt: skip

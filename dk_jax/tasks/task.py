@@ -11,7 +11,7 @@ from typing import Literal
 from dk_jax.tasks.spec import OpSpec, Shape
 
 Split = Literal["train", "held_out"]
-Size = Literal["small", "cpu", "gpu"]
+Size = Literal["small", "light", "cpu", "gpu"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +25,8 @@ class Task:
       split: `train`, or `held_out` for evaluation; a family is never in both.
       reference: KernelBench source.
       dtype: element type of the inputs.
-      size: what the sizes are meant for: "small" to be checked in an interpreter, "cpu" and "gpu" to be timed there.
+      size: what the sizes are meant for: "small" to be checked in an interpreter, "light" to be checked on a CPU (numbers like those
+        of "cpu", an eighth of the elements), "cpu" and "gpu" to be timed there.
       spec: what the reference computes, symbolically; None for a task read from a file.
     """
 

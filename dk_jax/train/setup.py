@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,8 +64,7 @@ def load_tasks(cfg: ConfigDict) -> TaskSets:
         if unknown := kinds - {t.spec.kind for t in suite.tasks}:
             raise ConfigError(f"tasks.kinds names {sorted(unknown)}: there are {sorted({t.spec.kind for t in suite.tasks})}")
         tasks = [t for t in suite.tasks if t.level in levels and (not kinds or t.spec.kind in kinds)]
-        generated = generate_tasks(cfg.seed, cfg.tasks.generated, cfg.tasks.generated_size) if cfg.tasks.generated else []
-        generated = [t for t in generated if not kinds or t.spec.kind in kinds]
+        generated = _generated(cfg.seed, cfg.tasks, kinds)
     elif cfg.tasks.source == "kernelbench":
         tasks, generated = load_kernelbench(Path(cfg.tasks.directory), tuple(sorted(levels))), []
     else:
@@ -76,7 +75,27 @@ def load_tasks(cfg: ConfigDict) -> TaskSets:
         raise ConfigError(
             f"tasks.levels={tuple(sorted(levels))} leaves {len(train)} training and {len(held_out)} held-out tasks: both must be > 0"
         )
+    if generated and cfg.tasks.check_size:
+        timed = max(cfg.tasks.rl_generated, (cfg.corpus.timed_tasks or len(train) + len(generated)) - len(train))
+        if timed > cfg.tasks.full_size:
+            raise ConfigError(
+                f"tasks.full_size={cfg.tasks.full_size}, but RL or the corpus (corpus.timed_tasks, tasks.rl_generated) times {timed} "
+                "generated tasks: raise it, or set tasks.check_size=''"
+            )
     return TaskSets(train=train, held_out=held_out, generated=tuple(generated), rl_generated=cfg.tasks.rl_generated)
+
+
+def _generated(seed: int, c: ConfigDict, kinds: Collection[str]) -> list[Task]:
+    """`generated` tasks of `generated_size`, less those of other kinds; all but the first `full_size` of the size `check_size`."""
+
+    def tasks(count: int, size: str) -> list[Task]:
+        return [t for t in (generate_tasks(seed, count, size) if count else []) if not kinds or t.spec.kind in kinds]
+
+    if not c.check_size:
+        return tasks(c.generated, c.generated_size)
+    first = tasks(c.generated, c.generated_size)[: c.full_size]
+    others = tasks(c.generated, c.check_size)[len(first) :]
+    return first + [dataclasses.replace(t, name=f"{t.name}_{c.check_size}") for t in others]
 
 
 def step_tasks(tasks: Sequence[Task], step: int, *, count: int, seed: int) -> list[Task]:

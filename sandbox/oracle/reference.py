@@ -240,6 +240,10 @@ class Reference:
         self._pool.uses += use
         return self._pool
 
+    @property
+    def pool_is_ready(self) -> bool:
+        return self._pool is not None and self._pool.uses < USES
+
     def _drop_pool(self) -> None:
         if self._pool is not None:
             self._pool.close()

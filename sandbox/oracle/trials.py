@@ -169,6 +169,8 @@ class Trials:
 
     def prepare_audit(self) -> None:
         """Draws the audit's inputs, which takes long, while others may work too. Raises TaskRejected."""
+        if self._reference.pool_is_ready:
+            return
         order, check_s = self._reference.order, self._job.options.check_s
         block = {"calls": 2, "slots": self.slots, "keep": None, "flush": True, "which": "eager"}
         span_ms = min(claim_of(order("time_block", check_s, **block).header.get("span_ms")) for _ in range(2))

@@ -45,3 +45,26 @@ def test_a_policy_that_never_samples_is_refused():
     cfg.rollout.temperature = 0.0
     with pytest.raises(setup.ConfigError, match="rollout.temperature is 0.0"):
         setup.rollout_config(cfg)
+
+
+def test_tasks_beyond_those_that_are_timed_are_light_and_all_names_differ():
+    cfg = demo()
+    cfg.tasks.update(dict(generated=300, full_size=40, rl_generated=40, check_size="light"))
+    cfg.corpus.timed_tasks = 60
+    tasks = setup.load_tasks(cfg)
+    assert [t.size for t in tasks.generated[:40]] == ["cpu"] * 40 and {t.size for t in tasks.generated[40:]} == {"light"}
+    assert len({t.name for t in (*tasks.train, *tasks.generated)}) == len(tasks.train) + len(tasks.generated)
+    assert all(t.size == "cpu" for t in tasks.rl)
+    cfg.tasks.check_size = ""
+    plain = setup.load_tasks(cfg).generated
+    assert plain[:40] == tasks.generated[:40] and {t.size for t in plain} == {"cpu"}
+    assert abs(len(plain) - len(tasks.generated)) < 20  # other kinds are left out of both lists
+
+
+@pytest.mark.parametrize(("timed_tasks", "rl_generated"), [(0, 10), (400, 10), (60, 41)])
+def test_light_tasks_are_never_timed(timed_tasks, rl_generated):
+    cfg = demo()
+    cfg.tasks.update(dict(generated=300, full_size=40, rl_generated=rl_generated, check_size="light"))
+    cfg.corpus.timed_tasks = timed_tasks
+    with pytest.raises(setup.ConfigError, match="tasks.full_size=40, but"):
+        setup.load_tasks(cfg)

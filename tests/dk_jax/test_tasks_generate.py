@@ -53,10 +53,13 @@ def test_sizes_fit_what_they_are_meant_for():
     size = lambda tasks: sum(t.spec.rows * t.spec.cols for t in tasks)  # noqa: E731
     assert size(generate_tasks(0, 50, "gpu")) > 5 * size(generate_tasks(0, 50, "cpu"))
     assert all(t.spec.rows * t.spec.cols <= 1 << 14 for t in generate_tasks(0, 300, "small"))
+    assert size(generate_tasks(0, 300, "cpu")) > 5 * size(generate_tasks(0, 300, "light"))
+    numbers = {n for t in TASKS for n in (t.spec.rows, t.spec.cols)}
+    assert {n for t in generate_tasks(0, 300, "light") for n in (t.spec.rows, t.spec.cols)} <= numbers
 
 
 def test_bad_requests_say_what_to_do():
-    with pytest.raises(ValueError, match="give one of small, cpu, gpu"):
+    with pytest.raises(ValueError, match="give one of small, light, cpu, gpu"):
         generate_tasks(0, 1, "tpu")
 
 
