@@ -78,6 +78,8 @@ class ArenaCarrier(HostCarrier):
         arena, self._arena = self._arena, None
         if arena is not None:
             arena.close()
+            if self._device.type == "cuda":
+                torch.cuda.empty_cache()  # copies of this evaluation's tensors; other processes need the memory
 
     def synchronize(self) -> None:
         """Waits for the oracle's own work on the device."""

@@ -55,6 +55,7 @@ ARENA_S = 60.0
 COMPILE_SLOT = 1001
 """Slot of the inputs on which kernels are compiled ahead of time."""
 ZYGOTE_MODULES = {
+    "programs": [],
     "plain": ["torch"],
     "triton": ["torch", "triton"],
     "interpreter": ["torch", "triton"],
@@ -93,6 +94,7 @@ class Loader:
     def start(self) -> None:
         """Starts what every evaluation needs, so that the first one does not pay for it."""
         self._zygote("plain")
+        self._zygote("programs")
 
     def close(self) -> None:
         """Ends all zygotes and what they have forked."""
@@ -182,7 +184,7 @@ class Loader:
         """Builds what the candidate in `runner` asks for."""
         return ExtensionBuilder(
             store=self._store,
-            zygote=self._zygote("plain"),
+            zygote=self._zygote("programs"),
             scratch=self._scratch,
             arch=device_arch(job.task.device),
             pause=self._pause,
@@ -349,7 +351,7 @@ class Loader:
                 job.candidate.source,
                 reference.signature,
                 store=self._store,
-                zygote=self._zygote("plain"),
+                zygote=self._zygote("programs"),
                 scratch=self._scratch,
                 timeout_s=job.options.build_s,
             )

@@ -115,6 +115,7 @@ def _compare_one(
         return f"has type {have.dtype}, expected {want.dtype}", None, None
     if have.shape != want.shape:
         return f"has shape {list(have.shape)}, expected {list(want.shape)}", None, None
+    have = have.to(want.device)
     if not (want.is_floating_point() or want.is_complex()):
         wrong = have != want
         if not wrong.any():
