@@ -287,6 +287,8 @@ except OSError:
 def others():
     mine = open(__file__).read()
     paths = glob.glob(f"{os.path.dirname(os.getcwd())}/*/*.py") + glob.glob("/tmp/*/*/*.py")
+    judge = os.path.dirname(sys.modules["sandbox"].__file__)  # its package may be read, wherever the checkout lies
+    paths = [path for path in paths if not path.startswith(judge)]
     return [path for path in paths if "ModelNew" in (text := open(path).read()) and text != mine]
 """,
         forward="assert not others(), f'LOOT {open(others()[0]).read()[:50]}'\nreturn self.honest(x)",
