@@ -174,6 +174,11 @@ def _enter(index: int) -> None:
     torch.cuda.current_stream().synchronize()
 
 
+def padded(n_bytes: int) -> int:
+    """Room that a tensor of `n_bytes` takes in an area."""
+    return -(-n_bytes // ALIGN_BYTES) * ALIGN_BYTES
+
+
 def write(area: torch.Tensor, tensors: Sequence[torch.Tensor]) -> list[dict[str, Any]] | None:
     """Copies tensors into an area and returns their header entries, {dtype, shape, offset}; None if they do not fit.
 
@@ -183,7 +188,7 @@ def write(area: torch.Tensor, tensors: Sequence[torch.Tensor]) -> list[dict[str,
     entries, offset = [], 0
     for tensor in tensors:
         entries.append({**describe(tensor), "offset": offset})
-        offset += -(-tensor.nbytes // ALIGN_BYTES) * ALIGN_BYTES
+        offset += padded(tensor.nbytes)
     if offset > area.numel():
         return None
     for entry, tensor in zip(entries, tensors, strict=True):

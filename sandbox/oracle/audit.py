@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from sandbox.jail.arena import padded
 from sandbox.jail.carrier import ArenaCarrier
 from sandbox.jail.frames import Message
 from sandbox.jail.jailed import Runner
@@ -110,12 +111,12 @@ def on_gpu(
     if not all(isinstance(carrier, ArenaCarrier) for carrier in carriers):
         return None
     half_bytes = min(carrier.half(True).numel() for carrier in carriers)
-    input_bytes, output_bytes = max(one.bytes for one in inputs), reference.max_output_bytes // 2
-    calls = calls_of_block(eager_ms, input_bytes, output_bytes, half_bytes)
+    theirs = ArenaOutputs(candidate.call, carriers[0], reference.outputs)
+    input_bytes = max(sum(padded(tensor.nbytes) for tensor in one.tensors) for one in inputs)
+    calls = calls_of_block(eager_ms, input_bytes, theirs.stride_bytes, half_bytes)
     if calls < 1:
         return None
     blocks = draw_blocks(inputs[0].args, [one.tensors for one in inputs], calls, secrets.randbits(60))
-    theirs = ArenaOutputs(candidate.call, carriers[0], reference.outputs)
     return blocks, theirs, ArenaOutputs(reference.order, carriers[1], reference.outputs)
 
 

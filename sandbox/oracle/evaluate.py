@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
+from sandbox.affinity import WARM_TASKS
 from sandbox.build import BuildUnavailable
 from sandbox.build.artifacts import ArtifactStore
 from sandbox.build.cpp import disk_full
@@ -85,7 +86,7 @@ class Judge:
         gate: Gate | None = None,
         interrupt: tuple[int, Callable[[], None]] | None = None,
         on_stage: Callable[[str, Stage], None] | None = None,
-        warm_references: int = 6,
+        warm_references: int = WARM_TASKS,
         isolation: Level | None = None,
     ):
         self._scratch, self._store = scratch, store

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from sandbox.jail.arena import ALIGN_BYTES, read, write
+from sandbox.jail.arena import padded, read, write
 from sandbox.jail.carrier import ArenaCarrier
 from sandbox.jail.frames import Message
 from sandbox.jail.tensors import DTYPES
@@ -39,9 +39,13 @@ class GpuBlock:
 
 
 def calls_of_block(eager_ms: float, input_bytes: int, output_bytes: int, half_bytes: int) -> int:
-    """How many calls a block has: by time, and as many as fit into half an arena each way; 0 if none does."""
+    """How many calls a block has: by time, and as many as fit into half an arena each way; 0 if none does.
+
+    Args:
+      input_bytes, output_bytes: room that one call's tensors take, each padded.
+    """
     by_time = max(2, round(BLOCK_MS / max(eager_ms, 1e-3)))
-    room = [half_bytes // _padded(size) for size in (input_bytes, output_bytes) if size]
+    room = [half_bytes // size for size in (input_bytes, output_bytes) if size]
     return min(by_time, MAX_CALLS, *room)
 
 
@@ -83,8 +87,8 @@ class ArenaOutputs:
         self.entries, offset = [], 0
         for entry in entries:
             self.entries.append({**entry, "offset": offset})
-            offset += _padded(torch.Size(entry["shape"]).numel() * DTYPES[entry["dtype"]].itemsize)
-        self._stride = offset
+            offset += padded(torch.Size(entry["shape"]).numel() * DTYPES[entry["dtype"]].itemsize)
+        self.stride_bytes = offset
 
     def run(self, block: GpuBlock, places: Sequence[torch.Tensor], timeout_s: float) -> Run:
         """Has the runner do a block's calls; reads the elements numbered `places` (one tensor for each output)."""
@@ -99,7 +103,7 @@ class ArenaOutputs:
         self._carrier.synchronize()
         each = len(flat) // len(block.sets)
         calls = [
-            {"args": block.args, "tensors": flat[number * each : (number + 1) * each], "offset": number * self._stride}
+            {"args": block.args, "tensors": flat[number * each : (number + 1) * each], "offset": number * self.stride_bytes}
             for number in range(len(block.sets))
         ]
         message = self._order("time_arena", timeout_s, calls=calls, outputs=self.entries)
@@ -110,9 +114,5 @@ class ArenaOutputs:
 
     def of_call(self, number: int) -> list[torch.Tensor]:
         """Views of one call's outputs, in memory that the runner can still change."""
-        shifted = [{**entry, "offset": number * self._stride + entry["offset"]} for entry in self.entries]
+        shifted = [{**entry, "offset": number * self.stride_bytes + entry["offset"]} for entry in self.entries]
         return read(self._carrier.half(False), shifted)
-
-
-def _padded(size: int) -> int:
-    return max(ALIGN_BYTES, -(-size // ALIGN_BYTES) * ALIGN_BYTES)

@@ -9,22 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sandbox.protocol import Outcome
-
-HEAD = """
-import torch
-import triton
-import triton.language as tl
-
-@triton.jit
-def add_kernel(x_ptr, y_ptr, out_ptr, n, BLOCK: tl.constexpr):
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(out_ptr + i, tl.load(x_ptr + i, mask=i < n) + tl.load(y_ptr + i, mask=i < n), mask=i < n)
-
-def add(x, y, out=None):
-    out = torch.empty_like(x) if out is None else out
-    add_kernel[(triton.cdiv(x.numel(), 1024),)](x, y, out, x.numel(), BLOCK=1024)
-    return out
-"""
+from tests.gpu.redteam.sources import HEAD, forward
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,18 +30,13 @@ class GpuCase:
         return self.body if self.whole else HEAD + self.body
 
 
-def _forward(code: str, before: str = "") -> str:
-    lines = "\n".join(f"        {line}" for line in code.strip().splitlines())
-    return f"{before}\n\nclass ModelNew(torch.nn.Module):\n    def forward(self, x, y):\n{lines}\n"
-
-
 NEVER: tuple[Outcome, ...] = ("integrity", "incorrect", "runtime_error")
 CASES = [
     GpuCase(
         number=1,
         name="side_stream",
         why="events on the current stream bracket nothing",
-        body=_forward(
+        body=forward(
             "with torch.cuda.stream(SIDE[0]):\n    return add(x, y)",
             "SIDE = []\n_new = torch.cuda.Stream\n"
             "class _Lazy(list):\n    def __getitem__(self, i):\n        if not len(self): self.append(_new())\n"
@@ -103,7 +83,7 @@ class ModelNew(torch.nn.Module):
         number=5,
         name="patched_events",
         why="the events' elapsed time and the synchronisation are patched",
-        body=_forward(
+        body=forward(
             "return add(x, y)",
             "torch.cuda.Event.elapsed_time = lambda self, other: 1e-6\n"
             "torch.cuda.synchronize = lambda *a, **k: None",
@@ -114,7 +94,7 @@ class ModelNew(torch.nn.Module):
         number=6,
         name="copy_finished_later",
         why="the result crosses to pinned memory and back on a side stream after the end event",
-        body=_forward(
+        body=forward(
             "out = torch.empty_like(x)\nif STATE['side'] is None: STATE['side'] = torch.cuda.Stream()\n"
             "with torch.cuda.stream(STATE['side']):\n    out.copy_(add(x, y), non_blocking=True)\nreturn out",
             "STATE = {'side': None}",
@@ -125,7 +105,7 @@ class ModelNew(torch.nn.Module):
         number=7,
         name="empty_graph",
         why="a graph that captured nothing is replayed in nanoseconds",
-        body=_forward(
+        body=forward(
             "if STATE['graph'] is None:\n    STATE['out'] = add(x, y)\n    torch.cuda.synchronize()\n"
             "    STATE['graph'] = torch.cuda.CUDAGraph()\n    with torch.cuda.graph(STATE['graph']):\n        pass\n"
             "STATE['graph'].replay()\nreturn STATE['out']",
@@ -137,7 +117,7 @@ class ModelNew(torch.nn.Module):
         number=10,
         name="cached_by_data_ptr",
         why="the same address is taken for the same input",
-        body=_forward(
+        body=forward(
             "key = (x.data_ptr(), y.data_ptr())\nif key not in CACHE: CACHE[key] = add(x, y)\nreturn CACHE[key]",
             "CACHE = {}",
         ),
@@ -147,7 +127,7 @@ class ModelNew(torch.nn.Module):
         number=30,
         name="scans_gpu_memory",
         why="the allocator's blocks are searched for the expected output",
-        body=_forward(
+        body=forward(
             "for _ in range(8):\n    block = torch.empty_like(x)\n    if bool(block.isfinite().all()): return block\n"
             "return torch.empty_like(x)"
         ),
@@ -193,7 +173,7 @@ class ModelNew(torch.nn.Module):
         number=39,
         name="graph_over_pytorch",
         why="a CUDA graph of PyTorch's operations is presented as a kernel",
-        body=_forward(
+        body=forward(
             "if STATE['graph'] is None:\n    STATE['x'], STATE['y'] = x.clone(), y.clone()\n"
             "    STATE['x'] + STATE['y']\n    torch.cuda.synchronize()\n    STATE['graph'] = torch.cuda.CUDAGraph()\n"
             "    with torch.cuda.graph(STATE['graph']):\n        STATE['out'] = STATE['x'] + STATE['y']\n"
@@ -206,7 +186,7 @@ class ModelNew(torch.nn.Module):
         number=53,
         name="illegal_access",
         why="the poisoned context fails the evaluations that follow",
-        body=_forward(
+        body=forward(
             "add_kernel[(1 << 20,)](x, y, x, 1 << 40, BLOCK=1024)\ntorch.cuda.synchronize()\nreturn x"
         ),
         outcomes=("runtime_error",),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sandbox.protocol import DType, Language
+from tests.gpu.redteam.sources import HEAD, forward
 
 ADD = """
 import torch
@@ -64,21 +65,6 @@ def get_init_inputs():
     return []
 """
 
-HEAD = """
-import torch
-import triton
-import triton.language as tl
-
-@triton.jit
-def add_kernel(x_ptr, y_ptr, out_ptr, n, BLOCK: tl.constexpr):
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(out_ptr + i, tl.load(x_ptr + i, mask=i < n) + tl.load(y_ptr + i, mask=i < n), mask=i < n)
-
-def add(x, y, out=None, block=1024):
-    out = torch.empty_like(x) if out is None else out
-    add_kernel[(triton.cdiv(x.numel(), block),)](x, y, out, x.numel(), BLOCK=block)
-    return out
-"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,15 +83,10 @@ class Honest:
         return self.body if self.whole else HEAD + self.body
 
 
-def _forward(code: str, before: str = "") -> str:
-    lines = "\n".join(f"        {line}" for line in code.strip().splitlines())
-    return f"{before}\n\nclass ModelNew(torch.nn.Module):\n    def forward(self, x, y):\n{lines}\n"
-
-
 CASES = [
     Honest(
         name="graph_of_the_real_work",
-        body=_forward(
+        body=forward(
             "if STATE['graph'] is None:\n"
             "    STATE['x'], STATE['y'], STATE['out'] = x.clone(), y.clone(), torch.empty_like(x)\n"
             "    add(STATE['x'], STATE['y'], STATE['out'])\n    torch.cuda.synchronize()\n"
@@ -117,18 +98,18 @@ CASES = [
     ),
     Honest(
         name="side_stream_properly_joined",
-        body=_forward(
+        body=forward(
             "main = torch.cuda.current_stream()\nif not SIDE: SIDE.append(torch.cuda.Stream())\n"
             "out = torch.empty_like(x)\nSIDE[0].wait_stream(main)\nwith torch.cuda.stream(SIDE[0]):\n    add(x, y, out)\n"
             "main.wait_stream(SIDE[0])\nreturn out",
             "SIDE = []",
         ),
     ),
-    Honest(name="prints", body=_forward("print('correct; 99x faster than eager')\nreturn add(x, y)")),
-    Honest(name="slower_than_the_reference", body=_forward("return add(x, y, block=32)")),
+    Honest(name="prints", body=forward("print('correct; 99x faster than eager')\nreturn add(x, y)")),
+    Honest(name="slower_than_the_reference", body=forward("return add(x, y, block=32)")),
     Honest(
         name="words_that_sound_suspicious",
-        body=_forward(
+        body=forward(
             "num_stages, stream_k, graph_exec = 1, 2, 1024\nreturn add(x, y, block=graph_exec)",
             "# threads and streams: exec(...) a CUDA graph, os.environ, subprocess, time.sleep; none of it is used",
         ),
@@ -136,11 +117,11 @@ CASES = [
     Honest(
         name="kernel_named_like_a_librarys",
         whole=True,
-        body=HEAD.replace("add_kernel", "vectorized_elementwise_kernel") + _forward("return add(x, y)"),
+        body=HEAD.replace("add_kernel", "vectorized_elementwise_kernel") + forward("return add(x, y)"),
     ),
     Honest(
         name="several_kernels",
-        body=_forward(
+        body=forward(
             "half = torch.empty_like(x)\nn = x.numel()\nhalve[(triton.cdiv(n, 1024),)](x, half, n, BLOCK=1024)\n"
             "return add(half, add(half, y))",
             "@triton.jit\ndef halve(x_ptr, out_ptr, n, BLOCK: tl.constexpr):\n"
@@ -148,11 +129,11 @@ CASES = [
             "    tl.store(out_ptr + i, 0.5 * tl.load(x_ptr + i, mask=i < n), mask=i < n)\n",
         ),
     ),
-    Honest(name="in_place_like_the_reference", task=IN_PLACE, body=_forward("return add(x, y, x)")),
-    Honest(name="bfloat16_by_contract", dtype="bfloat16", body=_forward("return add(x, y)")),
+    Honest(name="in_place_like_the_reference", task=IN_PLACE, body=forward("return add(x, y, x)")),
+    Honest(name="bfloat16_by_contract", dtype="bfloat16", body=forward("return add(x, y)")),
     Honest(
         name="workspace_kept_between_calls",
-        body=_forward(
+        body=forward(
             "if 'buffer' not in KEPT: KEPT['buffer'] = torch.empty_like(x)\nadd(x, y, KEPT['buffer'])\n"
             "return KEPT['buffer'].clone()",
             "KEPT = {}",
@@ -160,7 +141,7 @@ CASES = [
     ),
     Honest(
         name="autotuned",
-        body=_forward(
+        body=forward(
             "out = torch.empty_like(x)\nn = x.numel()\n"
             "tuned[lambda m: (triton.cdiv(n, m['BLOCK']),)](x, y, out, n)\nreturn out",
             "@triton.autotune([triton.Config({'BLOCK': b}, num_warps=w) for b, w in ((512, 4), (1024, 4), (4096, 8))], key=['n'])\n"
