@@ -33,9 +33,13 @@ _CREDENTIALS = struct.Struct("=iii")
 
 @dataclass(kw_only=True)
 class Jail:
-    """A running jail, as the zygote holds it. `conversation` becomes readable when it has ended."""
+    """A running jail, as the zygote holds it. `conversation` becomes readable when it has ended.
+
+    `namespaced`: the supervisor is process 1 of a namespace, which the kernel has emptied once that is reaped.
+    """
 
     supervisor: int
+    namespaced: bool
     process: int
     conversation: socket.socket
     cgroup: Cgroup | None
@@ -123,7 +127,7 @@ def launch(plan: Plan, host: Host, run: Callable[[], None]) -> Jail:
         if cgroup:
             cgroup.remove()
         raise JailSetupError(str(error)) from error
-    return Jail(supervisor=pid, process=process, conversation=ours, cgroup=cgroup)
+    return Jail(supervisor=pid, namespaced=strict, process=process, conversation=ours, cgroup=cgroup)
 
 
 def _give_away(directory: str, user: tuple[int, int]) -> None:

@@ -38,6 +38,18 @@ class RunnerError(RuntimeError):
         self.kind = kind
 
 
+def seed_torch(seed: int, device: str) -> None:
+    """Seeds PyTorch's generators for work on `device`.
+
+    On a CPU only that of the CPU: `torch.manual_seed` also keeps one seeding for each kind of GPU that may yet start, with
+    the text of the stack each time, which takes milliseconds.
+    """
+    if device == "cpu":
+        torch.default_generator.manual_seed(seed)
+    else:
+        torch.manual_seed(seed)
+
+
 def execute_source(source: str, name: str, *, kind: str) -> dict[str, Any]:
     """Executes Python source as module `name` from a private file, where `inspect` and Triton find its text.
 

@@ -42,7 +42,7 @@ import torch
 
 from sandbox.jail import arena, bulk, extensions
 from sandbox.jail.device import Device, make_device
-from sandbox.jail.execution import RunnerError, describe_error, execute_source
+from sandbox.jail.execution import RunnerError, describe_error, execute_source, seed_torch
 from sandbox.jail.frames import Channel, ChannelClosed, Message
 from sandbox.jail.fresh import FreshCalls, time_calls
 from sandbox.jail.kernel_call import KernelCall
@@ -120,7 +120,7 @@ class Runner:
                 f"{order['entry_point']} and the functions get_inputs() and get_init_inputs()",
             )
         self.get_inputs = namespace["get_inputs"]
-        torch.manual_seed(order["seed"])
+        seed_torch(order["seed"], self.device.name)
         init = namespace["get_init_inputs"]()
         self.device.setup()
         self._construct(namespace[order["entry_point"]], init, order["seed"])
@@ -159,7 +159,7 @@ class Runner:
         return {"honest_clock": self.device.honest_clock}, []
 
     def do_inputs(self, message: Message) -> tuple[dict, list[torch.Tensor]]:
-        torch.manual_seed(message.header["seed"])
+        seed_torch(message.header["seed"], self.device.name)
         args = self.get_inputs()
         if not isinstance(args, (list, tuple)):
             raise RunnerError(
@@ -197,7 +197,7 @@ class Runner:
         args = self.slots[order["slot"]]
         inputs = [arg for arg in args if isinstance(arg, torch.Tensor)]
         before = [tensor.clone() for tensor in inputs] if order["check"] else []
-        torch.manual_seed(order["seed"])
+        seed_torch(order["seed"], self.device.name)
         call = self.call.guarded if order["check"] and isinstance(self.call, KernelCall) else self.call
         with torch.no_grad():
             result = call(*args)
@@ -216,7 +216,7 @@ class Runner:
     def do_run_double(self, message: Message) -> tuple[dict, list[torch.Tensor]]:
         order = message.header
         module = copy.deepcopy(self.module).double()
-        torch.manual_seed(order["seed"])
+        seed_torch(order["seed"], self.device.name)
         with torch.no_grad():
             result = module(*_double(self.slots[order["slot"]]))
         self.device.synchronize()
@@ -299,7 +299,7 @@ class Runner:
         self.device.before_load()
 
     def _construct(self, model_class: Any, init: Any, seed: int) -> None:
-        torch.manual_seed(seed)
+        seed_torch(seed, self.device.name)
         module = model_class(*init)
         if isinstance(module, torch.nn.Module):
             module = module.to(device=self.device.name, dtype=self.dtype)
@@ -365,5 +365,7 @@ def _double(value: Any) -> Any:
 def _same(left: torch.Tensor, right: torch.Tensor) -> bool:
     if left.shape != right.shape or left.dtype != right.dtype:
         return False
-    left, right = left.contiguous().reshape(-1), right.contiguous().reshape(-1)
-    return torch.equal(left.view(torch.uint8), right.view(torch.uint8))
+    left, right = (tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in (left, right))
+    if all(tensor.numel() % 8 == tensor.storage_offset() % 8 == 0 for tensor in (left, right)):
+        left, right = left.view(torch.int64), right.view(torch.int64)  # six times faster
+    return torch.equal(left, right)

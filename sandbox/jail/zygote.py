@@ -32,6 +32,7 @@ from typing import Any
 
 from sandbox.jail import confine, syscalls
 from sandbox.jail.limits import Limits
+from sandbox.jail.pages import collapse_memory
 from sandbox.jail.plan import Host, JailSetupError, Plan
 from sandbox.jail.processes import end_descendants
 
@@ -62,6 +63,8 @@ def main(arguments: list[str]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     gc.collect()
     gc.freeze()
+    if arguments[1:]:
+        collapse_memory()
     _reply(control, {"event": "ready"})
     Server(control, host).serve()
 
@@ -143,7 +146,8 @@ class Server:
         jail = self._jails.pop(fd)
         self._doomed.pop(jail.supervisor, None)
         end = jail.finish()
-        end_descendants({other.supervisor for other in self._jails.values()})
+        if not jail.namespaced:
+            end_descendants({other.supervisor for other in self._jails.values()})
         jail.remove()
         _reply(self._control, {"event": "exit", "pid": jail.supervisor, **end})
 

@@ -128,7 +128,7 @@ class Reference:
         # Twice the outputs: they also come in float64, and of a candidate so many are looked at.
         self.traffic_bytes = max(example.bytes, 2 * first.bytes) + SLACK_BYTES
         self._share_memory(runner=self.runner, n_bytes=self.traffic_bytes)
-        self.rounding = self._rounding(load_s) if not first.changed else None
+        self.rounding = self._rounding(first, load_s) if not first.changed else None
         self.outputs = [describe(tensor) for tensor in first.tensors]
         self.is_tuple, self.changes, self.aliases = first.is_tuple, first.changed, first.aliased
         self.input_shapes = [describe(tensor) for tensor in example.tensors]
@@ -147,10 +147,11 @@ class Reference:
         except SignatureError as error:
             self.signature_error = str(error)
 
-    def _rounding(self, timeout_s: float) -> list[Rounding] | None:
-        """The reference's own error against a run of it in float64; None where it has none (a type or an
+    def _rounding(self, first: Outputs, timeout_s: float) -> list[Rounding] | None:
+        """The error of `first`, the outputs on the example, against a run in float64; None where it has none (a type or an
         operation that double precision lacks, a source that fixes another type, an output too large)."""
-        value = self.run(EXAMPLE_SLOT, seed=1)
+        # Where the runner shares device memory by now, outputs lie there and not where the first did.
+        value = first if self.task.device == "cpu" else self.run(EXAMPLE_SLOT, seed=1)
         if value.bytes > MAX_ROUNDING_BYTES:
             return None
         limit = 8 * value.bytes + SLACK_BYTES
