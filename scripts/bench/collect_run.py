@@ -109,6 +109,10 @@ def main(arguments: list[str] | None = None) -> None:
     for name in KEPT:
         if (options.workdir / name).exists():
             shutil.copy(options.workdir / name, options.out / name)
+    source = config.get("model", {}).get("source", "")
+    if source:  # where the weights lay is nobody's business
+        told = {**config, "model": {**config["model"], "source": Path(source).name}}
+        (options.out / "config.json").write_text(json.dumps(told, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     fence = {"cpp": "cpp", "cuda": "python", "triton": "python"}[config["sandbox"]["language"]]
     (options.out / "sample.md").write_text(rendered(sample(rollouts, options.rollouts), fence), encoding="utf-8")
     by_step: dict[int, Counter] = {}

@@ -27,7 +27,7 @@ def trajectory(task, *turns, member=0):
 def test_a_run_becomes_a_small_folder(tmp_path):
     workdir, out = tmp_path / "run", tmp_path / "out"
     (workdir / "rollouts").mkdir(parents=True)
-    (workdir / "config.json").write_text(json.dumps({"sandbox": {"language": "triton"}}))
+    (workdir / "config.json").write_text(json.dumps({"sandbox": {"language": "triton"}, "model": {"source": "/home/me/w.gguf", "lr": 1}}))
     (workdir / "metrics.jsonl").write_text("{}\n")
     save_trajectories(
         workdir / "rollouts" / "step_00001.jsonl",
@@ -42,6 +42,7 @@ def test_a_run_becomes_a_small_folder(tmp_path):
     facts = json.loads((out / "facts.json").read_text())
     assert facts["outcomes_by_step"] == {"1": {"ok": 2, "incorrect": 1, "build_failed": 1}, "2": {"ok": 1, "incorrect": 1}}
     assert facts["command"] == "train it" and facts["versions"]["jax"]
+    assert json.loads((out / "config.json").read_text())["model"] == {"source": "w.gguf", "lr": 1}
     assert (out / "metrics.jsonl").exists() and not (out / "library.jsonl").exists()
 
 
