@@ -109,6 +109,10 @@ class Device(Protocol):
             calls, which is what the oracle needs to take the slope of its own clock.
         """
 
+    def record(self, work: Callable[[], None]) -> Callable[[], None] | None:
+        """Records what `work` does on the device, for replays that the host launches at once; None where that can't be
+        done, for this device or this work."""
+
     def start_profiler(self) -> None:
         """Does what the first `profile` of a process would spend seconds on, without using the device."""
 
@@ -181,6 +185,9 @@ class CpuDevice:
                 kept = out
         span_ns = time.perf_counter_ns() - start_ns
         return Block(span_ms=span_ns / 1e6, kept=kept)
+
+    def record(self, work: Callable[[], None]) -> Callable[[], None] | None:
+        return None
 
     def start_profiler(self) -> None:
         pass

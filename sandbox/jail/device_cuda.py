@@ -234,6 +234,33 @@ class CudaDevice:
                 return self._cold_calls(call, arguments, keep)
             return self._back_to_back(call, arguments, keep)
 
+    def record(self, work: Callable[[], None]) -> Callable[[], None] | None:
+        """A CUDA graph of the work, which must have been done once before; None where it may not be captured (it waits
+        for the device, or uses a stream of its own that it does not join)."""
+        import torch
+
+        graph = torch.cuda.CUDAGraph()
+        self.synchronize()
+        try:
+            with torch.cuda.stream(torch.cuda.Stream(self.name)):
+                graph.capture_begin()
+                try:
+                    work()
+                finally:
+                    graph.capture_end()
+        except Exception:
+            self._clear_error()
+            return None
+        return graph.replay
+
+    def _clear_error(self) -> None:
+        """After a capture that failed: the driver reports it once more, to whoever asks next."""
+        import torch
+
+        with contextlib.suppress(RuntimeError):
+            torch.zeros(1, device=self.name).add_(1)
+        self.synchronize()
+
     def start_profiler(self) -> None:
         """Loads CUPTI and attaches it to this process."""
         with _device_profiler():

@@ -70,6 +70,11 @@ class Conversation:
             return self._channel.receive(0)
 
 
+def _are_names(value: Any) -> bool:
+    names = [value] if isinstance(value, str) else list(value or ())
+    return bool(names) and all(isinstance(name, str) and name.isidentifier() for name in names)
+
+
 def install(conversation: Conversation) -> None:
     """Puts served functions in the place of PyTorch's, in this process."""
 
@@ -94,6 +99,9 @@ def install(conversation: Conversation) -> None:
         use_pch=False,
         no_implicit_headers=False,
     ):
+        if functions is None and _are_names(sycl_sources):
+            # Before PyTorch 2.7 the functions stood in this place, and that is how many sources pass them.
+            sycl_sources, functions = None, sycl_sources
         if sycl_sources or with_sycl:
             raise BuildError(f"load_inline({name!r}): SYCL is not supported here")
         return _served(

@@ -85,34 +85,101 @@ class FreshCalls:
         return self._buffers[key]
 
 
-def time_calls(
-    device: Device, call: Callable[..., Any], prepared: Sequence[tuple[Sequence[Any], Sequence[torch.Tensor]]]
-) -> float:
-    """Time of calls on a device whose outputs are copied to where the oracle reads them, in ms, without the copies.
+class ArenaCalls:
+    """Calls on arguments in shared memory whose outputs are copied to where the oracle reads them.
 
-    The copies are made once more by themselves to know what they cost.
+    Between two readings of a clock stand the host's launches too, which for short kernels take longer than the kernels.
+    So the calls are recorded, where the device can do that (`Device.record`), and replayed at once. A recording counts
+    only if it proves to work on whatever its inputs hold by then: work that went past it (another stream) shows when
+    two calls exchange their inputs.
 
     Args:
-      prepared: for each call its arguments and where its outputs go.
+      prepared: for each call its arguments, the tensors among them, and where its outputs go.
+      record: try to record the calls.
+
+    Attributes:
+      recorded: whether `time` replays a recording.
     """
-    device.synchronize()
-    start_ns = time.perf_counter_ns()
-    for args, places in prepared:
-        result = call(*args)
-        for place, output in zip(places, result if isinstance(result, (list, tuple)) else [result], strict=True):
-            if output.shape != place.shape or output.dtype != place.dtype:
-                raise TypeError(f"an output has type {output.dtype} and shape {list(output.shape)}")
-            place.copy_(output)
-    device.synchronize()
-    middle_ns = time.perf_counter_ns()
-    spare = [torch.empty_like(place) for place in prepared[0][1]]
-    device.synchronize()
-    copies_ns = time.perf_counter_ns()
-    for _, places in prepared:
-        for place, other in zip(places, spare, strict=True):
-            other.copy_(place)
-    device.synchronize()
-    return max(0, (middle_ns - start_ns) - (time.perf_counter_ns() - copies_ns)) / 1e6
+
+    def __init__(
+        self,
+        device: Device,
+        call: Callable[..., Any],
+        prepared: Sequence[tuple[Sequence[Any], Sequence[torch.Tensor], Sequence[torch.Tensor]]],
+        *,
+        record: bool,
+    ):
+        self._device, self._call, self._prepared = device, call, prepared
+        self._spare = [torch.empty_like(place) for place in prepared[0][2]]
+        self._work, self._copies = self._do, self._copy_again
+        self.recorded = record and len(prepared) > 1 and self._record()
+
+    def time(self) -> float:
+        """Does the calls and returns their time in ms, less that of the copies, which are made once more by themselves."""
+        self._device.synchronize()
+        start_ns = time.perf_counter_ns()
+        self._work()
+        self._device.synchronize()
+        middle_ns = time.perf_counter_ns()
+        self._copies()
+        self._device.synchronize()
+        return max(0, 2 * middle_ns - start_ns - time.perf_counter_ns()) / 1e6
+
+    def _do(self) -> None:
+        for args, _, places in self._prepared:
+            result = self._call(*args)
+            for place, output in zip(places, result if isinstance(result, (list, tuple)) else [result], strict=True):
+                if output.shape != place.shape or output.dtype != place.dtype:
+                    raise TypeError(f"an output has type {output.dtype} and shape {list(output.shape)}")
+                place.copy_(output)
+
+    def _copy_again(self) -> None:
+        for _, _, places in self._prepared:
+            for place, other in zip(places, self._spare, strict=True):
+                other.copy_(place)
+
+    def _record(self) -> bool:
+        """Records work and copies and tries them with the inputs of the first and the last call exchanged."""
+        self._do()
+        self._copy_again()
+        (_, first_inputs, first), (_, last_inputs, last) = self._prepared[0], self._prepared[-1]
+        before = [[place.clone() for place in places] for places in (first, last)]
+        work, copies = self._device.record(self._do), self._device.record(self._copy_again)
+        if work is None or copies is None:
+            return False
+        _exchange(first_inputs, last_inputs)
+        try:
+            work()
+            self._device.synchronize()
+            follows = _took_over(first, before[1], before[0]) and _took_over(last, before[0], before[1])
+        finally:
+            _exchange(first_inputs, last_inputs)
+        if follows:
+            self._work, self._copies = work, copies
+        return follows
+
+
+def _exchange(left: Sequence[torch.Tensor], right: Sequence[torch.Tensor]) -> None:
+    for one, other in zip(left, right, strict=True):
+        held = one.clone()
+        one.copy_(other)
+        other.copy_(held)
+
+
+def _took_over(got: Sequence[torch.Tensor], right: Sequence[torch.Tensor], old: Sequence[torch.Tensor]) -> bool:
+    """Whether outputs are those of other inputs now (up to what the order of additions changes); outputs that do not
+    depend on the inputs can't tell."""
+    if all(torch.equal(one, other) for one, other in zip(right, old, strict=True)):
+        return False
+    pairs = [(_distance(a, b), _distance(a, c)) for a, b, c in zip(got, right, old, strict=True)]
+    return all(near <= 0.1 * far or near == 0 for near, far in pairs)
+
+
+def _distance(one: torch.Tensor, other: torch.Tensor) -> float:
+    if not one.numel():
+        return 0.0
+    wide = [torch.nan_to_num((t.abs() if t.is_complex() else t).to(torch.float64)) for t in (one, other)]
+    return float((wide[0] - wide[1]).abs().max())
 
 
 def _copy(target: torch.Tensor, source: torch.Tensor) -> None:

@@ -19,7 +19,8 @@ believes nothing it reads from a reply beyond what it can check itself.
     kept           max_bytes                                 -> outputs of the call that was kept
     open_outputs   + descriptor                              (memory that time_fresh leaves outputs in)
     time_fresh     calls outputs + descriptor of the inputs  -> span_ms             [CPU only]
-    time_arena     calls outputs                             -> span_ms             [with an arena only]
+    prepare_arena  calls outputs record                      -> recorded            [with an arena only]
+    time_arena                                               -> span_ms             [after prepare_arena]
     start_profiler                                           -> nothing; makes the next profile quick
     profile        slot                                      -> kernels, own, busy_ms
     compile_report slot                                      -> report              [device "aot:sm_NN" only]
@@ -44,7 +45,7 @@ from sandbox.jail import arena, bulk, extensions
 from sandbox.jail.device import Device, make_device
 from sandbox.jail.execution import RunnerError, describe_error, execute_source, seed_torch
 from sandbox.jail.frames import Channel, ChannelClosed, Message
-from sandbox.jail.fresh import FreshCalls, time_calls
+from sandbox.jail.fresh import ArenaCalls, FreshCalls
 from sandbox.jail.kernel_call import KernelCall
 from sandbox.jail.tensors import DTYPES, decode, encode, pack, unpack
 
@@ -88,6 +89,7 @@ class Runner:
         self.kept: Any = None
         self.baselines: dict[str, Any] = {}
         self.arena: Any = None
+        self.arena_calls: Any = None
         self.fresh: FreshCalls
 
     def carry(self, tensors: list[torch.Tensor], *, wanted: bool) -> tuple[dict, list[memoryview]]:
@@ -253,17 +255,22 @@ class Runner:
             span_ms = self.fresh.time(self.call, message.fds[0], order["calls"], order["outputs"])
         return {"span_ms": span_ms}, []
 
-    def do_time_arena(self, message: Message) -> tuple[dict, list[torch.Tensor]]:
+    def do_prepare_arena(self, message: Message) -> tuple[dict, list[torch.Tensor]]:
         order = message.header
+        self.arena_calls = None
         inputs, results = self.arena.half(True), self.arena.half(False)
         prepared = []
         for call in order["calls"]:
             places = [{**entry, "offset": call["offset"] + entry["offset"]} for entry in order["outputs"]]
-            args = decode(call["args"], arena.read(inputs, call["tensors"]))
-            prepared.append((args, arena.read(results, places)))
+            tensors = arena.read(inputs, call["tensors"])
+            prepared.append((decode(call["args"], tensors), tensors, arena.read(results, places)))
         with torch.no_grad():
-            span_ms = time_calls(self.device, self.call, prepared)
-        return {"span_ms": span_ms}, []
+            self.arena_calls = ArenaCalls(self.device, self.call, prepared, record=order["record"])
+        return {"recorded": self.arena_calls.recorded}, []
+
+    def do_time_arena(self, message: Message) -> tuple[dict, list[torch.Tensor]]:
+        with torch.no_grad():
+            return {"span_ms": self.arena_calls.time()}, []
 
     def do_start_profiler(self, message: Message) -> tuple[dict, list[torch.Tensor]]:
         self.device.start_profiler()
@@ -286,7 +293,7 @@ class Runner:
 
     def do_forget(self, message: Message) -> tuple[dict, list[torch.Tensor]]:
         self.slots.clear()
-        self.kept = None
+        self.kept = self.arena_calls = None
         self.device.trim()
         return {}, []
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 import secrets
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -62,7 +63,7 @@ def audit(
     Raises:
       AuditFailed: a call left a wrong output. What an order raises; TaskRejected when the reference fails.
     """
-    calls = _calls(blocks[0])
+    calls = len(blocks[0].calls)
     found = Audit(calls=calls)
     for number, block in enumerate(rng.sample(blocks, len(blocks))):
         places = sample_places(ours.entries, rng)
@@ -81,10 +82,6 @@ def audit(
     return found
 
 
-def _calls(block: Any) -> int:
-    return len(block.sets if isinstance(block, GpuBlock) else block.calls)
-
-
 def on_host(
     reference: Reference, order: Callable[..., Message], eager_ms: float, timeout_s: float
 ) -> tuple[Sequence[Any], Outputs, Outputs]:
@@ -95,29 +92,60 @@ def on_host(
       eager_ms: time of one call of the reference.
     """
     pool = reference.pool(lambda: draw_pool(reference, eager_ms))
-    calls = _calls(pool.blocks[0])
+    calls = len(pool.blocks[0].calls)
     theirs = Outputs(order, reference.outputs, calls, timeout_s)
     return pool.blocks, theirs, Outputs(reference.order, reference.outputs, calls, timeout_s)
 
 
+@dataclass(frozen=True)
+class GpuParts:
+    """What `audit` takes, on a GPU, made ready before the timing.
+
+    Attributes:
+      recorded: both runners replay recordings, so that their launches do not count.
+    """
+
+    blocks: Sequence[GpuBlock]
+    theirs: ArenaOutputs
+    ours: ArenaOutputs
+    recorded: bool
+
+
 def on_gpu(
-    reference: Reference, candidate: Runner, inputs: Sequence[Inputs], eager_ms: float
-) -> tuple[Sequence[Any], ArenaOutputs, ArenaOutputs] | None:
+    reference: Reference,
+    candidate: Runner,
+    inputs: Sequence[Inputs],
+    eager_ms: float,
+    left_s: Callable[[], float],
+    *,
+    record: bool,
+) -> GpuParts | None:
     """What `audit` takes, on a GPU: inputs made of those of the checks, all in the runners' arenas.
 
     None where a runner has no arena or a call does not fit into it.
+
+    Args:
+      eager_ms: time of one call of the reference.
+      left_s: seconds that an order may take now.
+      record: have both runners try to record the calls. Only for candidates whose launches all follow PyTorch's current
+        stream.
     """
     carriers = candidate.carrier, reference.runner.carrier
     if not all(isinstance(carrier, ArenaCarrier) for carrier in carriers):
         return None
     half_bytes = min(carrier.half(True).numel() for carrier in carriers)
     theirs = ArenaOutputs(candidate.call, carriers[0], reference.outputs)
+    ours = ArenaOutputs(reference.order, carriers[1], reference.outputs)
     input_bytes = max(sum(padded(tensor.nbytes) for tensor in one.tensors) for one in inputs)
     calls = calls_of_block(eager_ms, input_bytes, theirs.stride_bytes, half_bytes)
     if calls < 1:
         return None
     blocks = draw_blocks(inputs[0].args, [one.tensors for one in inputs], calls, secrets.randbits(60))
-    return blocks, theirs, ArenaOutputs(reference.order, carriers[1], reference.outputs)
+    recorded = [side.prepare(blocks[0], left_s(), record=record) for side in (ours, theirs)]
+    for side, has in zip((ours, theirs), recorded, strict=True):
+        if has and not all(recorded):
+            side.prepare(blocks[0], left_s(), record=False)
+    return GpuParts(blocks, theirs, ours, all(recorded))
 
 
 def draw_pool(reference: Reference, eager_ms: float) -> Pool:
@@ -154,7 +182,8 @@ def rule(timing: Timing, found: Audit, allowance_ms: float = 0.0) -> tuple[Timin
     of one call of candidate and reference, in milliseconds.
 
     Args:
-      allowance_ms: of a call of the candidate's that is not held against it (a GPU's launch by the host).
+      allowance_ms: of a call of the candidate's that is not held against it (a GPU's launch by the host, where calls are
+        not replayed).
     """
     candidate, reference = found.times_ms(allowance_ms)
     most = reference.high / candidate.low

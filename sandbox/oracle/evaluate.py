@@ -174,7 +174,7 @@ class Judge:
                 trial = Trials(job, reference, candidate, verdict)
                 with verdict.measured("check"):
                     trial.run()
-                    if options.audit and device == "cpu" and options.timing != "none" and not verdict.untimed:
+                    if options.audit and options.timing != "none" and not verdict.untimed:
                         trial.prepare_audit()
                 builds.book(verdict, "check")
                 builds.close()
@@ -312,7 +312,7 @@ class Judge:
                         sides,
                         PLANS[options.timing],
                         random.Random(secrets.randbits(64)),
-                        use_slope=on_gpu,
+                        use_slope=on_gpu and not trial.replays,
                     )
                 _check_rest(watch, verdict)
                 if not on_gpu:
@@ -323,7 +323,7 @@ class Judge:
                     _check_own_code(job, reference, candidate, verdict)
                     rule(own_time, verdict)
                 elif options.audit:
-                    trial.audit(left, allowance_ms=empty.launch_ms)
+                    trial.audit(left, allowance_ms=0.0 if trial.replays else empty.launch_ms)
             if not on_gpu:
                 # Still alone: the end of a process would disturb the next measurement.
                 candidate.close()

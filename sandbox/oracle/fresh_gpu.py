@@ -2,6 +2,8 @@
 
 The oracle's clock starts before the inputs are written into the candidate's arena and stops when a random part of
 every call's outputs has been read from it, so nothing is gained by work that was done before or is left for later.
+Where both runners can record a block's calls (`sandbox.jail.fresh.ArenaCalls`) they replay them, so that what the
+clock sees is the device's time and not that of the host's launches.
 Every call has inputs of its own, at addresses of their own: those of the checks with every value changed a little, so
 that they stay as valid as the author's and no answer known for others is near enough.
 """
@@ -25,17 +27,22 @@ from sandbox.oracle.fresh import Run
 BLOCK_MS = 2.0
 """Intended length of a block of the reference; messages cost about 0.2 ms."""
 BLOCKS = 5
-MAX_CALLS = 16
+MAX_CALLS = 64
 JITTER = 0.02
 """Width of the factor by which each value changes: far above every tolerance."""
 
 
 @dataclass(frozen=True)
 class GpuBlock:
-    """Inputs of one block of calls, in memory of the oracle: `args` as encoded, and the tensors of each call."""
+    """Inputs of one block of calls.
 
-    args: list[Any]
-    sets: list[list[torch.Tensor]]
+    Attributes:
+      calls: of each its `args` as encoded and its `tensors` ({dtype, shape, offset} in the memory).
+      memory: uint8, of the oracle; a runner gets a copy.
+    """
+
+    calls: list[dict[str, Any]]
+    memory: torch.Tensor
 
 
 def calls_of_block(eager_ms: float, input_bytes: int, output_bytes: int, half_bytes: int) -> int:
@@ -65,12 +72,24 @@ def jittered(tensors: Sequence[torch.Tensor], generator: torch.Generator) -> lis
 def draw_blocks(
     args: list[Any], bases: Sequence[Sequence[torch.Tensor]], calls: int, seed: int
 ) -> list[GpuBlock]:
-    """Blocks of fresh inputs made of those that the checks have used, in turn."""
-    generator = torch.Generator(bases[0][0].device).manual_seed(seed) if bases[0] else torch.Generator()
-    return [
-        GpuBlock(args, [jittered(bases[(number + call) % len(bases)], generator) for call in range(calls)])
-        for number in range(BLOCKS)
-    ]
+    """Blocks of fresh inputs made of those that the checks have used, in turn. All blocks have the same layout."""
+    device = bases[0][0].device if bases[0] else torch.device("cpu")
+    generator = torch.Generator(device).manual_seed(seed)
+    return [_block(args, bases, number, calls, generator) for number in range(BLOCKS)]
+
+
+def _block(
+    args: list[Any], bases: Sequence[Sequence[torch.Tensor]], number: int, calls: int, generator: torch.Generator
+) -> GpuBlock:
+    sets = [jittered(bases[(number + call) % len(bases)], generator) for call in range(calls)]
+    room = sum(padded(tensor.nbytes) for tensors in sets for tensor in tensors)
+    memory = torch.empty(room, dtype=torch.uint8, device=generator.device)
+    entries = write(memory, [tensor for tensors in sets for tensor in tensors])
+    assert entries is not None
+    each = len(entries) // calls
+    return GpuBlock(
+        [{"args": args, "tensors": entries[n * each : (n + 1) * each]} for n in range(calls)], memory
+    )
 
 
 class ArenaOutputs:
@@ -87,32 +106,44 @@ class ArenaOutputs:
         self.entries, offset = [], 0
         for entry in entries:
             self.entries.append({**entry, "offset": offset})
-            offset += padded(torch.Size(entry["shape"]).numel() * DTYPES[entry["dtype"]].itemsize)
+            offset += padded(_bytes(entry))
         self.stride_bytes = offset
+
+    def prepare(self, block: GpuBlock, timeout_s: float, *, record: bool) -> bool:
+        """Has the runner get ready for blocks laid out like this one; returns whether it has recorded the calls."""
+        self._give(block)
+        calls = [{**call, "offset": number * self.stride_bytes} for number, call in enumerate(block.calls)]
+        message = self._order("prepare_arena", timeout_s, calls=calls, outputs=self.entries, record=record)
+        return message.header.get("recorded") is True
 
     def run(self, block: GpuBlock, places: Sequence[torch.Tensor], timeout_s: float) -> Run:
         """Has the runner do a block's calls; reads the elements numbered `places` (one tensor for each output)."""
-        inward = self._carrier.half(False)
-        places = [place.to(inward.device) for place in places]
-        views = [self.of_call(number) for number in range(len(block.sets))]
+        count = len(block.calls)
+        grid = self._carrier.half(False)[: count * self.stride_bytes].view(count, self.stride_bytes)
+        tables = [
+            grid[:, entry["offset"] : entry["offset"] + _bytes(entry)].view(DTYPES[entry["dtype"]])
+            for entry in self.entries
+        ]
+        places = [place.to(grid.device) for place in places]
         self._carrier.synchronize()
         start = time.perf_counter()
-        flat = write(self._carrier.half(True), [tensor for tensors in block.sets for tensor in tensors])
-        if flat is None:
-            raise ValueError("a block of calls does not fit into the arena")
-        self._carrier.synchronize()
-        each = len(flat) // len(block.sets)
-        calls = [
-            {"args": block.args, "tensors": flat[number * each : (number + 1) * each], "offset": number * self.stride_bytes}
-            for number in range(len(block.sets))
-        ]
-        message = self._order("time_arena", timeout_s, calls=calls, outputs=self.entries)
-        taken = [[out.reshape(-1)[place] for out, place in zip(outputs, places, strict=True)] for outputs in views]
-        samples = [[part.cpu() for part in outputs] for outputs in taken]
+        self._give(block)
+        message = self._order("time_arena", timeout_s)
+        taken = [table[:, place] for table, place in zip(tables, places, strict=True)]
+        columns = [part.cpu() for part in taken]
         wall_ms = 1000 * (time.perf_counter() - start)
+        samples = [[column[number] for column in columns] for number in range(count)]
         return Run(claim_ms=claim_of(message.header.get("span_ms")), wall_ms=wall_ms, samples=samples)
 
     def of_call(self, number: int) -> list[torch.Tensor]:
         """Views of one call's outputs, in memory that the runner can still change."""
         shifted = [{**entry, "offset": number * self.stride_bytes + entry["offset"]} for entry in self.entries]
         return read(self._carrier.half(False), shifted)
+
+    def _give(self, block: GpuBlock) -> None:
+        self._carrier.half(True)[: len(block.memory)].copy_(block.memory)
+        self._carrier.synchronize()
+
+
+def _bytes(entry: dict) -> int:
+    return torch.Size(entry["shape"]).numel() * DTYPES[entry["dtype"]].itemsize

@@ -6,11 +6,12 @@ import random
 import secrets
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
 from sandbox.jail.jailed import Runner
-from sandbox.oracle.audit import RULED_BY, AuditFailed, audit, draw_pool, on_gpu, on_host, rule
+from sandbox.oracle.audit import RULED_BY, AuditFailed, GpuParts, audit, draw_pool, on_gpu, on_host, rule
 from sandbox.oracle.clock import claim_of
 from sandbox.oracle.draft import Draft, Job
 from sandbox.oracle.failures import Failure, blamed_on_candidate
@@ -47,6 +48,7 @@ class Trials:
         self._known: list[list[torch.Tensor]] = []
         """What calls so far had to return: a wrong output that equals one of these is a replayed one."""
         self._seed = secrets.randbits(40)
+        self._on_gpu: GpuParts | None = None
 
     @property
     def slots(self) -> list[int]:
@@ -59,39 +61,41 @@ class Trials:
         deadline = time.monotonic() + options.check_s
         n_slots = TIMED_SLOTS
         for number in range(options.correctness_trials):
-            slot = number % n_slots
-            inputs = self._reference.inputs(secrets.randbits(40), slot)
-            if inputs.bytes > MANY_BYTES:
-                n_slots = 1
-            fields, buffers = self._candidate.carrier.give(inputs.tensors)
-            with self._blamed("running", options.check_s):
-                self._candidate.call(
-                    "set_inputs",
-                    max(0.001, deadline - time.monotonic()),
-                    buffers,
-                    slot=slot,
-                    args=inputs.args,
-                    **fields,
-                )
-                got = self._call(
-                    "run", max(0.001, deadline - time.monotonic()), slot=slot, seed=self._seed, check=True
-                )
-            expected = self._reference.run(slot, self._seed)
-            trial = self._judge(expected, got)
-            self._verdict.trials.append(trial)
-            if not trial.ok:
-                self._check_replay("a trial is wrong", got.tensors, expected.tensors)
-                raise Failure(
-                    "incorrect", feedback.incorrect(trial.reason, number, options.correctness_trials)
-                )
-            self._inputs[slot], self._expected[slot] = inputs, expected
-            self._known.append(expected.tensors)
+            with self._turn():
+                if self._trial(number, number % n_slots, deadline) > MANY_BYTES:
+                    n_slots = 1
         started = deadline - options.check_s
         for variant in self._job.task.variants:
             if time.monotonic() - started > VARIANTS_SHARE * options.check_s:
                 self._verdict.notes.append(f"no time was left to check other input distributions ({variant})")
                 break
-            self._run_variant(variant, deadline)
+            with self._turn():
+                self._run_variant(variant, deadline)
+
+    def _turn(self) -> AbstractContextManager[None]:
+        """Ordinary access to the device for several orders and what is computed between them."""
+        turns = self._candidate.turns
+        return turns.of("check") if turns else nullcontext()
+
+    def _trial(self, number: int, slot: int, deadline: float) -> int:
+        """One trial on fresh inputs, which stay in `slot`; returns their bytes. Raises Failure."""
+        options = self._job.options
+        inputs = self._reference.inputs(secrets.randbits(40), slot)
+        fields, buffers = self._candidate.carrier.give(inputs.tensors)
+        with self._blamed("running", options.check_s):
+            left_s = max(0.001, deadline - time.monotonic())
+            self._candidate.call("set_inputs", left_s, buffers, slot=slot, args=inputs.args, **fields)
+            left_s = max(0.001, deadline - time.monotonic())
+            got = self._call("run", left_s, slot=slot, seed=self._seed, check=True)
+        expected = self._reference.run(slot, self._seed)
+        trial = self._judge(expected, got)
+        self._verdict.trials.append(trial)
+        if not trial.ok:
+            self._check_replay("a trial is wrong", got.tensors, expected.tensors)
+            raise Failure("incorrect", feedback.incorrect(trial.reason, number, options.correctness_trials))
+        self._inputs[slot], self._expected[slot] = inputs, expected
+        self._known.append(expected.tensors)
+        return inputs.bytes
 
     def _run_variant(self, variant: InputVariant, deadline: float) -> None:
         """One more trial on inputs of another distribution. Raises Failure."""
@@ -125,16 +129,14 @@ class Trials:
 
     def check_kept(self, slot: int) -> None:
         """Checks the outputs of one timed call, chosen by the oracle. Raises Failure."""
-        with self._blamed("timing", self._job.options.check_s):
-            got = self._call("kept", self._job.options.check_s)
-        trial = compare(self._expected[slot].tensors, got.tensors, self._tolerance)
+        with self._turn():
+            with self._blamed("timing", self._job.options.check_s):
+                got = self._call("kept", self._job.options.check_s)
+            expected = self._expected[slot].tensors
+            trial = compare(expected, got.tensors, self._tolerance)
         if not trial.ok and not self._reference.changes:
-            self._fail_late(
-                "a timed call returned something else than the checked calls",
-                trial,
-                got.tensors,
-                self._expected[slot].tensors,
-            )
+            what = "a timed call returned something else than the checked calls"
+            self._fail_late(what, trial, got.tensors, expected)
 
     def check_changed_inputs(self) -> None:
         """Changes a row of each input in place (of a square matrix, all), in both runners, and compares once
@@ -144,8 +146,10 @@ class Trials:
         """
         if self._reference.changes:
             return
-        rng = random.Random(secrets.randbits(64))
-        slot = self.slots[0]
+        with self._turn():
+            self._change_inputs(random.Random(secrets.randbits(64)), self.slots[0])
+
+    def _change_inputs(self, rng: random.Random, slot: int) -> None:
         fresh = self._reference.inputs(secrets.randbits(40), LATE_SLOT).tensors
         with self._blamed("running", self._job.options.check_s):
             for number, tensor in enumerate(self._inputs[slot].tensors):
@@ -168,13 +172,36 @@ class Trials:
             self._fail_late(what, trial, got.tensors, expected.tensors)
 
     def prepare_audit(self) -> None:
-        """Draws the audit's inputs, which takes long, while others may work too. Raises TaskRejected."""
-        if self._reference.pool_is_ready:
-            return
-        order, check_s = self._reference.order, self._job.options.check_s
+        """Draws the audit's inputs, which takes long, while others may work too.
+
+        Raises:
+          TaskRejected. Failure: the candidate breaks down.
+        """
+        check_s = self._job.options.check_s
+        if self._job.task.device == "cpu":
+            if not self._reference.pool_is_ready:
+                self._reference.pool(lambda: draw_pool(self._reference, self._eager_ms()), use=False)
+        elif not self._reference.changes:
+            with self._turn(), self._blamed("running", check_s):
+                self._on_gpu = on_gpu(
+                    self._reference,
+                    self._candidate,
+                    [self._inputs[slot] for slot in self.slots],
+                    self._eager_ms(),
+                    lambda: check_s,
+                    record=self._job.candidate.language == "triton",
+                )
+
+    @property
+    def replays(self) -> bool:
+        """The audit will replay recordings, so its clock sees no launches of the host."""
+        return self._on_gpu is not None and self._on_gpu.recorded
+
+    def _eager_ms(self) -> float:
+        """About the time of one call of the reference."""
         block = {"calls": 2, "slots": self.slots, "keep": None, "flush": True, "which": "eager"}
-        span_ms = min(claim_of(order("time_block", check_s, **block).header.get("span_ms")) for _ in range(2))
-        self._reference.pool(lambda: draw_pool(self._reference, span_ms / 2), use=False)
+        order, check_s = self._reference.order, self._job.options.check_s
+        return min(claim_of(order("time_block", check_s, **block).header.get("span_ms")) for _ in range(2)) / 2
 
     def audit(self, left_s: Callable[[], float], allowance_ms: float = 0.0) -> None:
         """Holds the timing against calls on inputs never seen, and checks what those return.
@@ -188,16 +215,16 @@ class Trials:
         """
         timing, reference = self._verdict.timing, self._reference
         assert timing is not None
-        eager_ms = timing.baselines["eager"].median_ms
         with self._blamed("timing", self._job.options.time_s):
             try:
                 if self._job.task.device == "cpu":
+                    eager_ms = timing.baselines["eager"].median_ms
                     parts = on_host(reference, self._candidate.call, eager_ms, left_s())
-                elif reference.changes or (
-                    parts := on_gpu(reference, self._candidate, [self._inputs[slot] for slot in self.slots], eager_ms)
-                ) is None:
+                elif self._on_gpu is None:
                     self._verdict.notes.append("the timing was not held against calls on fresh inputs")
                     return
+                else:
+                    parts = self._on_gpu.blocks, self._on_gpu.theirs, self._on_gpu.ours
                 rng = random.Random(secrets.randbits(64))
                 found = audit(*parts, lambda expected, got: compare(expected, got, self._tolerance), left_s, rng)
             except AuditFailed as failed:

@@ -29,8 +29,11 @@ class Turns:
 
     @contextmanager
     def of(self, command: str) -> Iterator[None]:
-        """Held while an order is carried out, unless the device is ours alone or the order does not use it."""
-        if self._alone or command in OFF_DEVICE:
+        """Held while an order is carried out, unless the device is ours alone or the order does not use it.
+
+        The oracle's own work on the device takes a turn too; orders within it belong to that turn.
+        """
+        if self._alone or self._held is not None or command in OFF_DEVICE:
             yield
             return
         self._take()

@@ -102,13 +102,25 @@ class CoverageVerdict:
     note: str
 
 
+LEAST_REGISTERS = 16
+"""A GPU gives a thread at least so many, and the profiler reports what was given, not what the code needs."""
+
+
 def _agrees(known: int | None, seen: int | None) -> bool:
     return known is None or seen is None or known == seen
 
 
+def _registers_agree(known: int | None, seen: int | None) -> bool:
+    return _agrees(known, seen) or _agrees(max(known or 0, LEAST_REGISTERS), seen)
+
+
+def _form(kernel: DeviceEvent | OwnKernel) -> str:
+    return f"{kernel.block_threads} threads, {kernel.registers} registers"
+
+
 def _is_own(event: DeviceEvent, variants: Sequence[OwnKernel]) -> bool:
     return event.kind == "kernel" and any(
-        _agrees(v.block_threads, event.block_threads) and _agrees(v.registers, event.registers)
+        _agrees(v.block_threads, event.block_threads) and _registers_agree(v.registers, event.registers)
         for v in variants
     )
 
@@ -128,12 +140,13 @@ def own_share(events: Iterable[DeviceEvent], own: Iterable[OwnKernel], top: int 
     for kernel in own:
         variants.setdefault(kernel.name, []).append(kernel)
     sums: dict[tuple[str, bool], list[DeviceEvent]] = {}
-    refused: set[str] = set()
+    refused: dict[str, str] = {}
     for event in events:
         candidates = variants.get(event.name, ())
         mine = _is_own(event, candidates)
         if candidates and not mine:
-            refused.add(event.name)
+            forms = " or ".join(sorted({_form(kernel) for kernel in candidates})[:3])
+            refused[event.name] = f"{event.name} ({_form(event)}; the candidate's has {forms})"
         sums.setdefault((event.name, mine), []).append(event)
     total_ms = sum(event.ms for group in sums.values() for event in group)
     if total_ms <= 0:
@@ -147,7 +160,7 @@ def own_share(events: Iterable[DeviceEvent], own: Iterable[OwnKernel], top: int 
     note = ""
     if refused:
         note = "named like a kernel of the candidate, but compiled otherwise: " + ", ".join(
-            sorted(refused)[:3]
+            refused[name] for name in sorted(refused)[:3]
         )
     own_time = sum(k.share for k in shares if k.own)
     return CoverageReport(coverage=min(own_time, 1.0), kernels=tuple(shares[:top]), note=note)

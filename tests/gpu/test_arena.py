@@ -61,6 +61,6 @@ def test_evaluations_share_memory_with_their_jails(server, server_log, judge):
 def test_a_wrong_element_is_found_wherever_it_is(judge):
     wrong = judge(
         "task_add", "add_triton", suffix="\n# one element\n", timing="none",
-        change=("return out", "out[1999, 4001] += 0.5\n    return out"),
+        change=("return out", "out[1999, 4001] += 0.5; return out"),
     )  # fmt: skip
     assert wrong.outcome == "incorrect" and "[1999, 4001]" in wrong.feedback

@@ -62,6 +62,13 @@ def test_any_compiled_variant_of_a_name_matches():
     assert own_share([event("k", 1.0, block_threads=256, registers=32)], own).coverage == 1.0
 
 
+def test_a_small_kernel_is_given_more_registers_than_it_needs():
+    own = [OwnKernel(name="k", origin="triton", block_threads=128, registers=12)]
+    assert own_share([event("k", 1.0, block_threads=128, registers=16)], own).coverage == 1.0
+    other = own_share([event("k", 1.0, block_threads=128, registers=24)], own)
+    assert other.coverage == 0.0 and "24 registers" in other.note and "has 128 threads, 12 registers" in other.note
+
+
 def test_a_copy_named_like_an_own_kernel_is_no_kernel():
     assert own_share([event("k", 1.0, kind="memcpy")], [OwnKernel(name="k", origin="triton")]).coverage == 0.0
 

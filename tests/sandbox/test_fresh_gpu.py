@@ -7,12 +7,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from sandbox.jail.arena import read
 from sandbox.jail.carrier import ArenaCarrier, HostCarrier
 from sandbox.jail.device import CpuDevice
 from sandbox.jail.frames import Message
 from sandbox.jail.runner import Runner
 from sandbox.oracle.audit import AuditFailed, audit, on_gpu, rule
-from sandbox.oracle.fresh_gpu import MAX_CALLS, calls_of_block, draw_blocks, jittered
+from sandbox.oracle.fresh_gpu import MAX_CALLS, ArenaOutputs, calls_of_block, draw_blocks, jittered
 from sandbox.oracle.reference import Inputs
 from sandbox.protocol import Span, Timing
 from sandbox.verdict.correctness import Tolerance, compare
@@ -21,10 +22,27 @@ from tests.sandbox.test_arena import FakeArena
 SHAPE = (64, 32)
 
 
-def side(function, n_bytes=1 << 20):
+class Recorder(CpuDevice):
+    """A device that records: a replay is the work done again. What `misses` says is not part of the recording."""
+
+    def __init__(self, misses=lambda work: work):
+        super().__init__(language="cpp")
+        self.misses, self.replays = misses, 0
+
+    def record(self, work):
+        recorded = self.misses(work)
+
+        def replay():
+            self.replays += 1
+            recorded()
+
+        return recorded and replay
+
+
+def side(function, n_bytes=1 << 20, device=None):
     """A runner in this process with an arena, as the oracle holds one."""
     runner = Runner()
-    runner.device, runner.arena, runner.call = CpuDevice(language="cpp"), FakeArena(n_bytes), function
+    runner.device, runner.arena, runner.call = device or CpuDevice(language="cpp"), FakeArena(n_bytes), function
 
     def call(command, timeout_s, **order):
         reply, out = getattr(runner, f"do_{command}")(Message(order, []))
@@ -34,8 +52,8 @@ def side(function, n_bytes=1 << 20):
     return SimpleNamespace(call=call, carrier=ArenaCarrier(runner.arena))
 
 
-def reference(function):
-    runner = side(function)
+def reference(function, device=None):
+    runner = side(function, device=device)
     return SimpleNamespace(
         runner=runner, order=runner.call, outputs=[{"dtype": "float32", "shape": list(SHAPE)}],
         max_output_bytes=2 * 4 * SHAPE[0] * SHAPE[1],
@@ -46,9 +64,21 @@ def inputs(count=3):
     return [Inputs([{"tensor": 0}, 2.0], [torch.randn(SHAPE)]) for _ in range(count)]
 
 
-def judged(candidate, honest=lambda x, a: torch.relu(x) * a, eager_ms=0.2):
-    parts = on_gpu(reference(honest), side(candidate), inputs(), eager_ms)
-    return audit(*parts, lambda want, have: compare(want, have, Tolerance()), lambda: 10.0, random.Random(0))
+def honest(x, a):
+    return torch.relu(x) * a
+
+
+def parts_of(candidate, eager_ms=0.2, devices=(None, None), record=False, **room):
+    ours = reference(honest, device=devices[0])
+    return on_gpu(ours, side(candidate, device=devices[1], **room), inputs(), eager_ms, lambda: 10.0, record=record)
+
+
+def judged(candidate, **how):
+    parts = parts_of(candidate, **how)
+    found = audit(
+        parts.blocks, parts.theirs, parts.ours, lambda want, have: compare(want, have, Tolerance()), lambda: 10.0, random.Random(0)
+    )  # fmt: skip
+    return found
 
 
 def test_an_honest_candidate_passes_and_its_time_is_near_the_references():
@@ -56,6 +86,40 @@ def test_an_honest_candidate_passes_and_its_time_is_near_the_references():
     assert found.calls == 10 and len(found.candidate) == len(found.reference) == 4
     own, other = found.times_ms()
     assert 0 < own.median < 5 and 0 < other.median < 5
+
+
+def test_recorded_calls_are_replayed_on_inputs_that_came_later():
+    devices = Recorder(), Recorder()
+    parts = parts_of(lambda x, a: (x * a).clamp_min(0), devices=devices, record=True)
+    assert parts.recorded and all(device.replays == 1 for device in devices)  # the trial with exchanged inputs
+    judged(lambda x, a: (x * a).clamp_min(0), devices=devices, record=True)
+    assert all(device.replays >= 2 + 2 * len(parts.blocks) for device in devices)
+
+
+def before_now(work):
+    """The work went past the recording: a replay does nothing."""
+    return lambda: None
+
+
+@pytest.mark.parametrize("misses", [before_now, lambda work: None], ids=["goes past it", "refused"])
+@pytest.mark.parametrize("whose", [0, 1], ids=["reference", "candidate"])
+def test_a_recording_without_the_work_is_not_used_on_either_side(misses, whose):
+    devices = [Recorder(), Recorder()]
+    devices[whose].misses = misses
+    parts = parts_of(lambda x, a: honest(x, a), devices=devices, record=True)
+    assert not parts.recorded
+    judged(lambda x, a: honest(x, a), devices=devices, record=True)
+    assert devices[1 - whose].replays == 2  # to try the recordings, not to time
+
+
+def test_outputs_that_say_nothing_of_the_inputs_prove_no_recording():
+    device = Recorder()
+    runner = side(lambda x, a: torch.ones(SHAPE), device=device)
+    [block, *_] = draw_blocks([{"tensor": 0}, 2.0], [[torch.randn(SHAPE)]], 4, seed=1)
+    outputs = ArenaOutputs(runner.call, runner.carrier, [{"dtype": "float32", "shape": list(SHAPE)}])
+    assert not outputs.prepare(block, 10.0, record=True)
+    one = draw_blocks([{"tensor": 0}, 2.0], [[torch.randn(SHAPE)]], 1, seed=1)[0]
+    assert not outputs.prepare(one, 10.0, record=True)
 
 
 class Replays:
@@ -120,7 +184,9 @@ def test_values_change_a_little_stay_in_range_and_never_repeat():
     assert one[0].max() <= base[0].max() and one[0].min() >= base[0].min()
     assert one[1][0] == 0 and torch.equal(one[2], base[2]) and one[3].numel() == 0
     blocks = draw_blocks([{"tensor": 0}], [[torch.rand(9)], [torch.rand(9)]], 3, seed=1)
-    seen = {tuple(tensors[0].tolist()) for block in blocks for tensors in block.sets}
+    seen = {
+        tuple(read(block.memory, call["tensors"])[0].tolist()) for block in blocks for call in block.calls
+    }
     assert len(seen) == 3 * len(blocks)
 
 
@@ -134,7 +200,6 @@ def test_a_block_has_as_many_calls_as_time_and_room_allow(eager_ms, sizes, half,
 
 
 def test_without_arenas_or_room_there_is_no_such_audit():
-    honest = reference(lambda x, a: x)
     plain = SimpleNamespace(call=None, carrier=HostCarrier())
-    assert on_gpu(honest, plain, inputs(), 0.1) is None
-    assert on_gpu(honest, side(lambda x, a: x, 1 << 13), inputs(), 0.1) is None
+    assert on_gpu(reference(honest), plain, inputs(), 0.1, lambda: 10.0, record=False) is None
+    assert parts_of(honest, n_bytes=1 << 13) is None

@@ -211,6 +211,15 @@ def test_several_extensions_of_one_name_live_side_by_side(run):
     )
 
 
+def test_functions_may_stand_where_older_versions_of_pytorch_had_them(run):
+    run(
+        "from torch.utils.cpp_extension import load_inline\n"
+        "assert load_inline('old', 'int f() { return 3; }', None, ['f']).f() == 3\n"
+        "kind, text = raised(load_inline, 'old', 'int f() { return 3; }', None, 'int f(sycl::queue q) {}')\n"
+        "assert kind == 'BuildError' and 'SYCL' in text"
+    )
+
+
 def test_files_that_the_candidate_wrote_are_built_by_load(run):
     run(
         "from torch.utils.cpp_extension import load\n"

@@ -71,7 +71,7 @@ torch::Tensor add(torch::Tensor x, torch::Tensor y) {
     return out;
 }
 """
-extension = load_inline("hidden_stream", "torch::Tensor add(torch::Tensor x, torch::Tensor y);", CUDA, ["add"])
+extension = load_inline("hidden_stream", "torch::Tensor add(torch::Tensor x, torch::Tensor y);", CUDA, functions=["add"])
 
 class ModelNew(torch.nn.Module):
     def forward(self, x, y):
@@ -161,7 +161,7 @@ CUDA = """
 #include <torch/extension.h>
 torch::Tensor product(torch::Tensor a, torch::Tensor b) { return at::relu(at::matmul(a, b)); }
 """
-extension = load_inline("laundered", "torch::Tensor product(torch::Tensor a, torch::Tensor b);", CUDA, ["product"])
+extension = load_inline("laundered", "torch::Tensor product(torch::Tensor a, torch::Tensor b);", CUDA, functions=["product"])
 
 class ModelNew(torch.nn.Module):
     def forward(self, a, b):

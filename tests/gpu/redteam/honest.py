@@ -69,7 +69,8 @@ def get_init_inputs():
 
 @dataclass(frozen=True, kw_only=True)
 class Honest:
-    """One module. `body` completes HEAD, or is the whole source where `whole` is set."""
+    """One module. `body` completes HEAD, or is the whole source where `whole` is set; its own kernels take more than
+    `coverage` of the device's time."""
 
     name: str
     body: str
@@ -77,6 +78,7 @@ class Honest:
     language: Language = "triton"
     dtype: DType = "float32"
     whole: bool = False
+    coverage: float = 0.3
 
     @property
     def source(self) -> str:
@@ -86,6 +88,7 @@ class Honest:
 CASES = [
     Honest(
         name="graph_of_the_real_work",
+        coverage=0.15,  # one kernel among three copies
         body=forward(
             "if STATE['graph'] is None:\n"
             "    STATE['x'], STATE['y'], STATE['out'] = x.clone(), y.clone(), torch.empty_like(x)\n"

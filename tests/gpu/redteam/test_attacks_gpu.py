@@ -17,6 +17,7 @@ def twin_speedups(server):
         spec = TaskSpec(reference=(KERNELS / f"{task}.py").read_text(), name=task, device="cuda:0")
         source = (KERNELS / f"{twin}.py").read_text() + "\n# twin\n"
         [result] = server.evaluate(spec, [Candidate(source=source, language="triton")], Options())
+        print(f"{twin}: {result.timing}, {result.notes}, {result.stage_s}")
         assert result.outcome == "ok", result.feedback
         speedups[task] = result.speedup
     return speedups
