@@ -176,6 +176,8 @@ class Judge:
                     trial.run()
                     if options.audit and options.timing != "none" and not verdict.untimed:
                         trial.prepare_audit()
+                        if device != "cpu":
+                            trial.find_traffic()
                 builds.book(verdict, "check")
                 builds.close()
                 self._reached(verdict, "correct")
@@ -324,6 +326,7 @@ class Judge:
                     rule(own_time, verdict)
                 elif options.audit:
                     trial.audit(left, allowance_ms=0.0 if trial.replays else empty.launch_ms)
+                    trial.check_floor(self._loader.bandwidth(job.task.device))
             if not on_gpu:
                 # Still alone: the end of a process would disturb the next measurement.
                 candidate.close()

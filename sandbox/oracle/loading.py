@@ -43,6 +43,7 @@ from sandbox.oracle.gpu import (
     runner_environment,
 )
 from sandbox.oracle.reference import Reference, TaskRejected
+from sandbox.oracle.roofline import Bandwidth, measure_bandwidth
 from sandbox.oracle.room import crowded
 from sandbox.oracle.turns import Turns
 from sandbox.verdict import feedback
@@ -89,6 +90,7 @@ class Loader:
         self._interrupt, self._isolation, self._turns = interrupt, isolation, turns
         self._zygotes: dict[str, Zygote] = {}
         self._empty_calls: dict[tuple[str, str], EmptyCall] = {}
+        self._bandwidths: dict[str, Bandwidth] = {}
         self._no_arenas = False
 
     def start(self) -> None:
@@ -314,23 +316,40 @@ class Loader:
         if device == "cpu":
             return EmptyCall(launch_ms=0.0, gap_ms=0.0)
         if (device, kind) not in self._empty_calls:
-            key = self._launch_key(device, kind)
-            found = self._store.find(key)
-            if found is None:
-                cost = self._measure_empty_call(device, kind)
-                with tempfile.NamedTemporaryFile("w", dir=self._scratch, suffix=".json") as file:
-                    file.write(json.dumps(asdict(cost)))
-                    file.flush()
-                    self._store.publish(key, Path(file.name))
-            else:
-                cost = EmptyCall(**json.loads(found.read_text()))
-            self._empty_calls[device, kind] = cost
+            facts = self._measured_once(
+                device, ("empty call 1", kind, EMPTY_CALLS), lambda: asdict(self._measure_empty_call(device, kind))
+            )
+            self._empty_calls[device, kind] = EmptyCall(**facts)
         return self._empty_calls[device, kind]
 
-    def _launch_key(self, device: str, kind: str) -> str:
+    def bandwidth(self, device: str) -> Bandwidth:
+        """What a GPU's memory reaches; measured once like an empty call, by this process, which has the device to itself.
+
+        Raises:
+          BuildUnavailable: it cannot be measured.
+        """
+        if device not in self._bandwidths:
+            try:
+                facts = self._measured_once(device, ("bandwidth 1",), lambda: asdict(measure_bandwidth(device)))
+            except RuntimeError as error:
+                raise BuildUnavailable(f"the memory of {device} cannot be timed: {error}") from error
+            self._bandwidths[device] = Bandwidth(**facts)
+        return self._bandwidths[device]
+
+    def _measured_once(self, device: str, what: tuple[str, ...], measure: Callable[[], dict]) -> dict:
+        """Facts of a card, kept for this card, driver and start of the host."""
         gpu = nvml.gpu(physical_index(device))
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return self._store.key("empty call 1", boot, device, gpu.name, gpu.driver, kind, EMPTY_CALLS)
+        key = self._store.key(boot, device, gpu.name, gpu.driver, *what)
+        found = self._store.find(key)
+        if found is not None:
+            return json.loads(found.read_text())
+        facts = measure()
+        with tempfile.NamedTemporaryFile("w", dir=self._scratch, suffix=".json") as file:
+            file.write(json.dumps(facts))
+            file.flush()
+            self._store.publish(key, Path(file.name))
+        return facts
 
     def _measure_empty_call(self, device: str, kind: str) -> EmptyCall:
         limits = Limits(memory_bytes=None, open_files=4096, gpu=True)

@@ -6,7 +6,7 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -19,6 +19,9 @@ from sandbox.oracle.fresh import USES, Pool
 from sandbox.protocol import TaskSpec
 from sandbox.verdict.correctness import Tolerance, compare, reference_problem
 from sandbox.verdict.rounding import Rounding, rounding
+
+if TYPE_CHECKING:
+    from sandbox.oracle.roofline import Traffic
 
 MAX_STATE_BYTES = 16 << 30
 MAX_INPUT_BYTES = 8 << 30
@@ -80,6 +83,9 @@ class Reference:
       load_s, check_s: deadlines of constructing and of each call.
       share_memory: told, with the runner, how many bytes the inputs or the outputs of a call take at most.
 
+    Attributes:
+      traffic: what a call must move, once someone has found out (`sandbox.oracle.roofline`).
+
     Raises:
       TaskRejected: the source fails or does not fit the KernelBench form.
     """
@@ -97,6 +103,7 @@ class Reference:
         self.task, self.runner, self.seed, self._check_s = task, runner, seed, check_s
         self._share_memory = share_memory
         self._pool: Pool | None = None
+        self.traffic: Traffic | None = None
         try:
             self._get_to_know(load_s)
         except BaseException:
@@ -203,6 +210,14 @@ class Reference:
 
     def run(self, slot: int, seed: int) -> Outputs:
         """Outputs on a slot's inputs. Raises TaskRejected when they contain NaN or are no tensors."""
+        outputs = self.outputs_of(slot, seed)
+        problem = reference_problem(outputs.tensors)
+        if problem:
+            raise TaskRejected(problem)
+        return outputs
+
+    def outputs_of(self, slot: int, seed: int) -> Outputs:
+        """Outputs on a slot's inputs, whatever they are."""
         message = self.order(
             "run",
             self._check_s,
@@ -213,11 +228,7 @@ class Reference:
             reply_bytes=MAX_OUTPUT_BYTES + SLACK_BYTES,
             **self.runner.carrier.wanted,
         )
-        outputs = read_outputs(self.runner, message)
-        problem = reference_problem(outputs.tensors)
-        if problem:
-            raise TaskRejected(problem)
-        return outputs
+        return read_outputs(self.runner, message)
 
     def set_inputs(self, slot: int, inputs: Inputs) -> None:
         """Puts given inputs into a slot."""

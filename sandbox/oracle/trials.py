@@ -23,6 +23,7 @@ from sandbox.oracle.reference import (
     overwrite,
     read_outputs,
 )
+from sandbox.oracle.roofline import Bandwidth, needed_traffic, too_fast
 from sandbox.oracle.variants import varied
 from sandbox.protocol import Finding, InputVariant, Trial
 from sandbox.verdict import feedback
@@ -202,6 +203,21 @@ class Trials:
         block = {"calls": 2, "slots": self.slots, "keep": None, "flush": True, "which": "eager"}
         order, check_s = self._reference.order, self._job.options.check_s
         return min(claim_of(order("time_block", check_s, **block).header.get("span_ms")) for _ in range(2)) / 2
+
+    def find_traffic(self) -> None:
+        """Finds out what a call must move, once for a reference. Raises TaskRejected."""
+        if self._reference.traffic is None:
+            with self._turn():
+                self._reference.traffic = needed_traffic(self._reference, secrets.randbits(40))
+
+    def check_floor(self, bandwidth: Bandwidth) -> None:
+        """Raises Failure for a timing that the card's memory makes impossible."""
+        timing, traffic = self._verdict.timing, self._reference.traffic
+        assert timing is not None and traffic is not None
+        evidence = too_fast(timing, bandwidth.floor_ms(traffic), traffic)
+        if evidence:
+            self._verdict.timing = None
+            raise Failure("integrity", f"faster than the device: {evidence}", Finding(rule="roofline", evidence=evidence))
 
     def audit(self, left_s: Callable[[], float], allowance_ms: float = 0.0) -> None:
         """Holds the timing against calls on inputs never seen, and checks what those return.

@@ -183,3 +183,22 @@ print(json.dumps(nvml.process_bytes(0, os.getpid())))
 """
     seen = run(code)
     assert seen is not None and 1 << 30 < seen < 4 << 30
+
+
+def test_the_cards_memory_is_as_fast_as_such_cards_are_and_no_copy_is_faster():
+    import torch
+
+    from sandbox.oracle.roofline import Traffic, measure_bandwidth
+
+    found = measure_bandwidth("cuda:0")
+    print(found)
+    assert 1e12 < found.read < 9e12 and found.read <= found.write < 3e13
+    x = torch.randn(1 << 26, device="cuda:0")
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    torch.relu(x)
+    torch.cuda.synchronize()
+    start.record()
+    torch.relu(x)
+    end.record()
+    torch.cuda.synchronize()
+    assert found.floor_ms(Traffic(x.nbytes, x.nbytes)) < start.elapsed_time(end)
