@@ -2,8 +2,8 @@
 
 Nothing here touches CUDA before `setup`, so a runner forked from a zygote has its context to itself.
 
-Clock of a block. Each call is bracketed by two events on the default stream. Before it, a write of twice the
-L2 cache evicts what the last call left, and a pause as long as the host needs to launch a call lets the host
+Clock of a block. Each call is bracketed by two events on the default stream. Before it, lines of the L2 cache that
+were set to persist are made ordinary ones, a write of twice the cache evicts what the last call left, and a pause as long as the host needs to launch a call lets the host
 run ahead, so that what lies between the events is the device's work and not Python's. Two things escape these
 events: work on other streams, and work of the host that the pause hides. The oracle's clock is there for
 them: with `flush=False` the calls run back to back without a pause, and the span is the larger of the events
@@ -19,6 +19,7 @@ seen only from outside (`sandbox.jail.nvml.process_bytes`).
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import shutil
@@ -30,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from sandbox.jail import nvml
+from sandbox.jail.cuda_trace import busy_ms, trace_events
 from sandbox.jail.device import Block, KernelSample
 from sandbox.verdict.coverage import DeviceEvent, OwnKernel
 
@@ -48,6 +50,8 @@ HOST_SAMPLE_CALLS = 16
 CYCLES_PER_MS = 2e6
 """Of a GPU at 2 GHz; where the clock is lower the pause is longer, which does no harm."""
 _MIN_FLUSH_BYTES = 64 << 20
+_NOT_SUPPORTED = 801
+"""The driver's answer where a GPU (or a part of one) has no lines that persist."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,10 +89,6 @@ def physical_index(name: str) -> int:
     return int(entries[ordinal])
 
 
-_WORK = {"kernel": "kernel", "gpu_memcpy": "memcpy", "gpu_memset": "memset"}
-"""Categories of device work in a trace, and what they are called here."""
-
-
 def _event_pair() -> tuple[Any, Any]:
     import torch
 
@@ -103,41 +103,6 @@ def _device_profiler() -> Any:
     from torch.autograd import profiler
 
     return profiler.profile(use_cpu=False, use_device="cuda", use_kineto=True)
-
-
-def trace_events(trace: dict[str, Any]) -> list[DeviceEvent]:
-    """Device work in a Chrome trace of torch.profiler: kernels with their launch facts, copies and fills."""
-    events = []
-    for entry in trace.get("traceEvents", ()):
-        kind = _WORK.get(entry.get("cat", ""))
-        if kind is None or entry.get("ph") != "X":
-            continue
-        facts = entry.get("args", {})
-        block = facts.get("block")
-        events.append(
-            DeviceEvent(
-                name=entry["name"],
-                ms=float(entry["dur"]) / 1e3,
-                kind=kind,
-                block_threads=block[0] * block[1] * block[2] if block else None,
-                registers=facts.get("registers per thread"),
-            )
-        )
-    return events
-
-
-def busy_ms(trace: dict[str, Any]) -> float:
-    """Time in which any stream of the device was at work, in ms: overlapping work counts once."""
-    spans = sorted(
-        (float(entry["ts"]), float(entry["ts"]) + float(entry["dur"]))
-        for entry in trace.get("traceEvents", ())
-        if entry.get("cat") in _WORK and entry.get("ph") == "X"
-    )
-    busy_us, end_us = 0.0, float("-inf")
-    for first, last in spans:
-        busy_us += max(0.0, last - max(first, end_us))
-        end_us = max(end_us, last)
-    return busy_us / 1e3
 
 
 @dataclass
@@ -358,11 +323,15 @@ class CudaDevice:
         import torch
 
         kept, cycles = None, int(self._pause_ms * self._cycles_per_ms)
+        reset = ctypes.CDLL("libcuda.so.1").cuCtxResetPersistingL2Cache
         pairs = [_event_pair() for _ in arguments]
         stream = torch.cuda.default_stream(self.name)
         self.synchronize()
         start_ns = ahead_ns = time.perf_counter_ns()
         for index, (args, pair) in enumerate(zip(arguments, pairs, strict=True)):
+            code = reset()
+            if code not in (0, _NOT_SUPPORTED):
+                raise RuntimeError(f"persisting lines of the L2 cache can't be reset: the driver answers {code}")
             self._flush.zero_()
             if cycles:
                 torch.cuda._sleep(cycles)

@@ -2,7 +2,8 @@
 
 import pytest
 
-from sandbox.jail.device_cuda import busy_ms, physical_index, trace_events
+from sandbox.jail.cuda_trace import busy_ms, trace_events
+from sandbox.jail.device_cuda import physical_index
 from sandbox.jail.faults import JailReply
 from sandbox.jail.frames import Message
 from sandbox.oracle.gpu import compile_for, measure_coverage, raise_to_profile
