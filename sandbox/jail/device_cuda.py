@@ -3,11 +3,11 @@
 Nothing here touches CUDA before `setup`, so a runner forked from a zygote has its context to itself.
 
 Clock of a block. Each call is bracketed by two events on the default stream. Before it, lines of the L2 cache that
-were set to persist are made ordinary ones, a write of twice the cache evicts what the last call left, and a pause as long as the host needs to launch a call lets the host
-run ahead, so that what lies between the events is the device's work and not Python's. Two things escape these
-events: work on other streams, and work of the host that the pause hides. The oracle's clock is there for
-them: with `flush=False` the calls run back to back without a pause, and the span is the larger of the events
-around all of them and the host's clock from one full synchronisation to the next.
+were set to persist are made ordinary ones, a write of twice the cache evicts what the last call left, and a pause
+as long as the host needs to launch a call lets the host run ahead, so that what lies between the events is the
+device's work and not Python's. Two things escape these events: work on other streams, and work of the host that the
+pause hides. The oracle's clock is there for them: with `flush=False` the calls run back to back without a pause, and
+the span is the larger of the events around all of them and the host's clock from one full synchronisation to the next.
 
 Numerics. Checks run with TF32 off, on both sides; timing and profiling run with PyTorch's defaults, on both
 sides.

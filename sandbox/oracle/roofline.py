@@ -127,7 +127,7 @@ def measure_bandwidth(device: str) -> Bandwidth:
     """
     large = torch.ones(READ_BYTES // 4, dtype=torch.float32, device=device)
     small = torch.empty(CACHED_BYTES // 4, dtype=torch.float32, device=device)
-    read = max(_rate(large.nbytes, lambda: torch.sum(large), device), _rate(2 * large.nbytes, large.clone, device))
+    read = max(_rate(large.nbytes, large.sum, device), _rate(2 * large.nbytes, large.clone, device))
     write = _rate(small.nbytes, small.zero_, device)
     del large, small
     torch.cuda.empty_cache()
