@@ -17,7 +17,7 @@ from sandbox.jail.jailed import Runner
 from sandbox.jail.tensors import decode, describe, unpack
 from sandbox.oracle.fresh import USES, Pool
 from sandbox.protocol import TaskSpec
-from sandbox.verdict.correctness import Tolerance, compare, reference_problem
+from sandbox.verdict.correctness import Tolerance, all_finite, compare, reference_problem
 from sandbox.verdict.rounding import Rounding, rounding
 
 if TYPE_CHECKING:
@@ -179,7 +179,7 @@ class Reference:
         exact = read_outputs(self.runner, message).tensors
         if [tensor.shape for tensor in exact] != [tensor.shape for tensor in value.tensors]:
             return None
-        if not all(torch.isfinite(tensor).all() for tensor in (*exact, *value.tensors)):
+        if not all(map(all_finite, (*exact, *value.tensors))):
             return None
         return [rounding(one, other) for one, other in zip(exact, value.tensors, strict=True)]
 

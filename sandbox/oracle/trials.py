@@ -27,7 +27,7 @@ from sandbox.oracle.roofline import Bandwidth, needed_traffic, too_fast
 from sandbox.oracle.variants import varied
 from sandbox.protocol import Finding, InputVariant, Trial
 from sandbox.verdict import feedback
-from sandbox.verdict.correctness import compare
+from sandbox.verdict.correctness import all_finite, compare
 
 TIMED_SLOTS = 3
 """Input sets that are kept and rotated through while timing."""
@@ -112,7 +112,7 @@ class Trials:
             if not self._reference.alive:
                 raise
             return
-        if not all(torch.isfinite(tensor).all() for tensor in expected.tensors):
+        if not all(map(all_finite, expected.tensors)):
             return
         fields, buffers = self._candidate.carrier.give(tensors)
         with self._blamed("running", self._job.options.check_s):
@@ -151,13 +151,14 @@ class Trials:
             self._change_inputs(random.Random(secrets.randbits(64)), self.slots[0])
 
     def _change_inputs(self, rng: random.Random, slot: int) -> None:
-        fresh = self._reference.inputs(secrets.randbits(40), LATE_SLOT).tensors
+        fresh: list[torch.Tensor] = []
         with self._blamed("running", self._job.options.check_s):
             for number, tensor in enumerate(self._inputs[slot].tensors):
                 if tensor.dim() == 0 or tensor.shape[0] < 2 or tensor.numel() == 0:
                     continue
                 if tensor.dim() >= 2 and tensor.shape[-1] == tensor.shape[-2]:
                     # It may be symmetric or triangular, which a strange row would end: all rows change.
+                    fresh = fresh or self._reference.inputs(secrets.randbits(40), LATE_SLOT).tensors
                     target, rows = 0, fresh[number]
                 else:
                     # A row takes the place of another: whatever made the values valid holds for the copy too.
@@ -324,6 +325,6 @@ def _growth(usual: list[torch.Tensor], now: list[torch.Tensor]) -> float:
     ratios = [1.0]
     for before, after in zip(usual, now, strict=True):
         if after.is_floating_point() and after.shape == before.shape:
-            sizes = [tensor.to(torch.float32).square().mean().sqrt().item() for tensor in (before, after)]
+            sizes = [torch.linalg.vector_norm(tensor.to(torch.float32)).item() for tensor in (before, after)]
             ratios.append(sizes[1] / sizes[0] if sizes[0] > 0 else 1.0)
     return max(ratios)

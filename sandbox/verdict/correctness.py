@@ -103,9 +103,19 @@ def reference_problem(expected: Sequence[torch.Tensor]) -> str:
     for number, tensor in enumerate(expected):
         if tensor.numel() == 0:
             return f"output {number} of the reference is empty"
-        if torch.isnan(tensor).any():
+        if has_nan(tensor):
             return f"output {number} of the reference contains NaN"
     return ""
+
+
+def all_finite(tensor: torch.Tensor) -> bool:
+    """Whether no element is NaN or infinite. A finite sum says so at once, and takes a twentieth of the time."""
+    return bool(torch.isfinite(tensor.sum())) or bool(torch.isfinite(tensor).all())
+
+
+def has_nan(tensor: torch.Tensor) -> bool:
+    """Whether an element is NaN: then so is the sum."""
+    return bool(torch.isnan(tensor.sum())) and bool(torch.isnan(tensor).any())
 
 
 def _compare_one(
@@ -172,8 +182,8 @@ def _within(
     """Largest absolute, largest relative and relative root-mean-square error of an output that is right
     everywhere and finite; None for any other.
 
-    Goes over the tensors in pieces that stay in the cache and makes no full-size copy, because this is what
-    most checks of large outputs come to.
+    Goes over the tensors in pieces that stay in the cache and makes no full-size copy, nor new memory for each piece,
+    because this is what most checks of large outputs come to.
     """
     if want.is_complex():
         return None
@@ -181,15 +191,19 @@ def _within(
     atol, rtol = tolerance.of(want.dtype)
     abs_err = rel_err = squares = error_squares = 0.0
     piece = _PIECE if want.device.type == "cpu" else _DEVICE_PIECE
+    errors, sizes = (torch.empty(min(piece, want.numel()), dtype=work, device=want.device) for _ in range(2))
     for exact, value in zip(want.reshape(-1).split(piece), have.reshape(-1).split(piece), strict=True):
-        exact, value = exact.to(work), value.to(work)
-        error = (value - exact).abs_()
-        size = exact.abs()
-        if not error.numel():
+        count = exact.numel()
+        if not count:
             continue
+        exact, value, error, size = exact.to(work), value.to(work), errors[:count], sizes[:count]
+        torch.sub(value, exact, out=error).abs_()
+        torch.abs(exact, out=size)
         largest = error.max().item()
         # An infinite bound allows nothing here; NaN, as the difference of infinities, fails both tests.
-        if not largest < float("inf") or not bool((error <= torch.add(size.mul(rtol), atol)).all()):
+        if not largest < float("inf"):
+            return None
+        if largest > atol and not bool((error <= torch.add(size.mul(rtol), atol)).all()):
             return None
         abs_err = max(abs_err, largest)
         error_squares += torch.dot(error, error).item()
