@@ -157,7 +157,10 @@ def _converse(ours: socket.socket, pid: int, user: tuple[int, int] | None) -> in
         data, ancillary, _, _ = ours.recvmsg(8192, socket.CMSG_SPACE(_CREDENTIALS.size))
         if not data:
             raise JailSetupError("the process ended while it was entering its jail")
-        message = json.loads(data)
+        try:
+            message = json.loads(data)
+        except ValueError as error:  # the report of its end
+            raise JailSetupError("the process ended while it was entering its jail") from error
         if "failed" in message:
             raise JailSetupError(message["failed"])
         if "map" in message:
@@ -167,5 +170,7 @@ def _converse(ours: socket.socket, pid: int, user: tuple[int, int] | None) -> in
         if "ready" in message:
             # The kernel itself says who sent this, in this namespace's numbers.
             (credentials,) = (data for _, kind, data in ancillary if kind == SCM_CREDENTIALS)
+            process = os.pidfd_open(_CREDENTIALS.unpack(credentials)[0])
+            ours.send(b"{}")
             ours.settimeout(None)
-            return os.pidfd_open(_CREDENTIALS.unpack(credentials)[0])
+            return process

@@ -17,6 +17,7 @@ import select
 import signal
 import socket
 import struct
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -29,6 +30,8 @@ from sandbox.jail.processes import end_descendants
 REPORT = struct.Struct("=iq")
 """How the untrusted process ended: wait status, and its largest resident size in bytes."""
 ORPHANS_S = 0.5
+HOLD_S = 5.0
+"""So long the zygote may take to get hold of a process that has ended already."""
 PROCESS_NAME = b"python3"
 
 
@@ -79,6 +82,14 @@ def _be_jailed(
             pass
         return 70
     return 0
+
+
+def _holds(talk: socket.socket, held: bool) -> bool:
+    """Reads what the zygote says first: that it holds the process. All else it can say is that it gives it up."""
+    try:
+        return bool(talk.recv(1024)) and not held
+    except OSError:
+        return False
 
 
 def _say(talk: socket.socket, message: dict[str, Any]) -> None:
@@ -196,13 +207,18 @@ def _watch_over(child: int, talk: socket.socket, *, process_1: bool, alone: bool
     ended = os.pidfd_open(child)
     poll.register(ended, select.POLLIN)
     poll.register(talk, select.POLLIN)
-    while True:
+    # Not reaped before the zygote says that it holds a descriptor of the process, however soon that ends; one that
+    # ended before it was ready is waited for in vain.
+    over, held, patience = False, False, float("inf")
+    while not (over and (held or time.monotonic() > patience)):
         ready = {fd for fd, _ in poll.poll(ORPHANS_S * 1000)}
-        if talk.fileno() in ready:
+        if talk.fileno() in ready and not _holds(talk, held):
             os.kill(child, signal.SIGKILL)
             poll.unregister(talk)
+        held = held or talk.fileno() in ready
         if ended in ready:
-            break
+            over, patience = True, time.monotonic() + HOLD_S
+            poll.unregister(ended)
         _reap_orphans(child)
     _, status, usage = os.wait4(child, 0)
     if not process_1:

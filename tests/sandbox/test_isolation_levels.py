@@ -163,3 +163,24 @@ print(json.dumps([offer.best, offer.problems]))
     else:
         assert best != "strict"
         assert "CUDA" in problems["strict"] and "304" in problems["strict"]
+
+
+def test_a_program_that_ends_at_once_is_in_its_jail_however_late_the_zygote_looks(tmp_path):
+    offered_or_skip("strict")
+    program = """
+import json, os, sys, time
+from sandbox.jail import confine, probe
+look = os.pidfd_open
+def late(pid, *rest):
+    time.sleep(0.05)
+    return look(pid, *rest)
+os.pidfd_open = late
+offer = probe._try_all(sys.argv[1])
+print(json.dumps([offer.best, offer.problems]))
+"""
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", program, str(tmp_path)],
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=120, check=True,
+    )  # fmt: skip
+    best, problems = json.loads(done.stdout)
+    assert best == "strict" and not any(problems.values()), problems
