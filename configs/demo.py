@@ -106,11 +106,11 @@ def get_config() -> ConfigDict:
     # balance_skills: rare techniques more often.
     c.corpus = ConfigDict(
         dict(
-            timed_tasks=120,
-            variants_per_task=3,
+            timed_tasks=300,  # second turns are learnt from these alone, so many
+            variants_per_task=2,
             untimed_variants=1,
             wrong_share=0.2,
-            samples_per_task=4,
+            samples_per_task=2,
             untimed_samples=1,
             selection_samples=1,
             summary_samples=1,
@@ -148,9 +148,10 @@ def get_config() -> ConfigDict:
     c.rl = ConfigDict(
         dict(
             steps=40,
+            epochs=1,  # updates from one step's rollouts; beyond the first, clipping bounds them
             optimizer="adamw",
-            lr=4e-4,
-            warmup=2,
+            lr=7e-4,
+            warmup=2,  # steps
             decay=True,  # cosine to a tenth of lr over rl.steps, which then can't be changed on resuming
             weight_decay=0.0,
             clip_norm=0.2,  # a few times the usual norm: one unlucky step must not undo ten others

@@ -236,10 +236,18 @@ class Run:
 
     def rl_updater(self) -> Updater:
         c = self.cfg.rl
+        if c.epochs < 1:
+            raise ValueError(f"rl.epochs is {c.epochs}: a step makes at least one update from its rollouts")
         return Updater(
             self.model.static,
             make_optimizer(
-                lr=c.lr, warmup=c.warmup, steps=c.steps, weight_decay=c.weight_decay, clip_norm=c.clip_norm, decay=c.decay, kind=c.optimizer,
+                lr=c.lr,
+                warmup=c.warmup * c.epochs,
+                steps=c.steps * c.epochs,
+                weight_decay=c.weight_decay,
+                clip_norm=c.clip_norm,
+                decay=c.decay,
+                kind=c.optimizer,
             ),
             LossConfig(
                 kind="policy",
@@ -319,14 +327,19 @@ class Run:
         )
 
     def learn(self, state: TrainState, rollouts: StepRollouts, updater: Updater) -> tuple[TrainState, dict[str, float]]:
-        """One joint update on all three agents' tokens."""
+        """The joint update on all three agents' tokens; with `rl.epochs` > 1 several from the same rollouts.
+
+        Old log-probabilities stay those of the sampler, so that clipping bounds how far the epochs may go together; what the
+        loss tells (ratio, clip_fraction, ...) is of the last one.
+        """
         rows, metrics = assign(rollouts, config=setup.credit_config(self.cfg), seed=self.cfg.seed, step=state.step)
         metrics |= rollout_metrics(rollouts)
         trainable, opt_state = state.trainable, state.opt_state
         if rows:
-            batches = microbatches(rows, size=self.cfg.rl.microbatch, step=self.cfg.learner.length_step)
-            trainable, opt_state, found = updater.update(trainable, self.model.frozen, opt_state, batches)
-            metrics |= found
+            batches = list(microbatches(rows, size=self.cfg.rl.microbatch, step=self.cfg.learner.length_step))
+            for _ in range(self.cfg.rl.epochs):
+                trainable, opt_state, found = updater.update(trainable, self.model.frozen, opt_state, batches)
+                metrics |= found
             for agent in AGENTS:
                 metrics[f"sequences_{agent}"] = float(sum(row.agent == AGENTS.index(agent) for row in rows))
         else:

@@ -89,6 +89,19 @@ def test_rollouts_written_to_a_file_train_as_if_they_had_just_been_made(tmp_path
     assert metrics["grad_norm"] == pytest.approx(first["grad_norm"], rel=1e-5)
 
 
+def test_further_epochs_go_on_from_the_same_rollouts(tmp_path):
+    cfg = tiny_config()
+    cfg.rl.epochs = 3
+    run = ScriptedRun(cfg, tmp_path, ScriptedClient())
+    run.rollout_only(tmp_path / "t.jsonl")
+    metrics = run.train_from(tmp_path / "t.jsonl")
+    assert metrics["kl"] > 0 and metrics["ratio"] != 1  # the last epoch's policy is no longer the sampler's
+    cfg.rl.epochs = 0
+    with pytest.raises(ValueError, match="rl.epochs is 0"):
+        run.rl_updater()
+    run.close()
+
+
 def test_a_corpus_checked_on_another_machine_is_taken_over(tmp_path):
     cfg = tiny_config()
     cfg.tasks.generated, cfg.corpus.timed_tasks = 12, 8
