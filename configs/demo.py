@@ -45,7 +45,7 @@ def get_config() -> ConfigDict:
             kinds=("map", "reduce", "norm", "column"),
             generated=2000,  # tasks made for the cold start
             generated_size="cpu",
-            full_size=200,  # of these, how many have sizes that can be timed, if check_size is not ""
+            full_size=250,  # of these, how many have sizes that can be timed, if check_size is not ""
             check_size="light",  # the others have fewer elements: they are only checked
             rl_generated=200,  # of these, how many RL trains on as well
         )
