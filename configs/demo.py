@@ -45,7 +45,7 @@ def get_config() -> ConfigDict:
             kinds=("map", "reduce", "norm", "column"),
             generated=2000,  # tasks made for the cold start
             generated_size="cpu",
-            full_size=250,  # of these, how many have sizes that can be timed, if check_size is not ""
+            full_size=200,  # of these, how many have sizes that can be timed, if check_size is not ""
             check_size="light",  # the others have fewer elements: they are only checked
             rl_generated=200,  # of these, how many RL trains on as well
         )
@@ -106,11 +106,11 @@ def get_config() -> ConfigDict:
     # balance_skills: rare techniques more often.
     c.corpus = ConfigDict(
         dict(
-            timed_tasks=300,  # second turns are learnt from these alone, so many
-            variants_per_task=2,
+            timed_tasks=120,
+            variants_per_task=3,
             untimed_variants=1,
             wrong_share=0.2,
-            samples_per_task=2,
+            samples_per_task=4,
             untimed_samples=1,
             selection_samples=1,
             summary_samples=1,
