@@ -22,7 +22,7 @@ from pathlib import Path
 
 from dk_jax.rollout.trajectory import Trajectory, load_trajectories
 
-KEPT = ("metrics.jsonl", "config.json", "library.jsonl", "eval_sft.json", "eval_rl.json")
+KEPT = ("metrics.jsonl", "library.jsonl", "eval_sft.json", "eval_rl.json")
 PACKAGES = ("jax", "flax", "optax", "torch", "triton", "transformers", "numpy")
 
 
@@ -109,10 +109,9 @@ def main(arguments: list[str] | None = None) -> None:
     for name in KEPT:
         if (options.workdir / name).exists():
             shutil.copy(options.workdir / name, options.out / name)
-    source = config.get("model", {}).get("source", "")
-    if source:  # where the weights lay is nobody's business
-        told = {**config, "model": {**config["model"], "source": Path(source).name}}
-        (options.out / "config.json").write_text(json.dumps(told, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    if config.get("model", {}).get("source"):  # where the weights lay is nobody's business
+        config["model"]["source"] = Path(config["model"]["source"]).name
+    (options.out / "config.json").write_text(json.dumps(config, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     fence = {"cpp": "cpp", "cuda": "python", "triton": "python"}[config["sandbox"]["language"]]
     (options.out / "sample.md").write_text(rendered(sample(rollouts, options.rollouts), fence), encoding="utf-8")
     by_step: dict[int, Counter] = {}

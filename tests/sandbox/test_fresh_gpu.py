@@ -75,10 +75,9 @@ def parts_of(candidate, eager_ms=0.2, devices=(None, None), record=False, **room
 
 def judged(candidate, **how):
     parts = parts_of(candidate, **how)
-    found = audit(
+    return audit(
         parts.blocks, parts.theirs, parts.ours, lambda want, have: compare(want, have, Tolerance()), lambda: 10.0, random.Random(0)
     )  # fmt: skip
-    return found
 
 
 def test_an_honest_candidate_passes_and_its_time_is_near_the_references():

@@ -139,25 +139,29 @@ def test_every_architecture_has_a_complete_filter():
         assert len(code) % 8 == 0 and len(code) // 8 < 4096
 
 
+def probed(prepare, directory):
+    """Best level and problems that the probe finds after `prepare`, in a process of its own: the probe forks, which this
+    one with its threads must not."""
+    program = prepare + "offer = probe._try_all(sys.argv[1])\nprint(json.dumps([offer.best, offer.problems]))\n"
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", program, str(directory)],
+        cwd=directory, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=120, check=True,
+    )  # fmt: skip
+    return json.loads(done.stdout)
+
+
 @pytest.mark.parametrize("broken_everywhere", [False, True])
 def test_a_level_at_which_cuda_does_not_start_is_not_offered_on_a_machine_with_a_gpu(tmp_path, broken_everywhere):
     offered_or_skip("strict")
     refused = "True" if broken_everywhere else "os.getcwd() == '/private'"
-    program = f"""
+    prepare = f"""
 import json, os, sys
 from sandbox.jail import probe
 there = os.path.exists
 os.path.exists = lambda path: path == "/dev/nvidiactl" or there(path)
 probe.CUDA_CHECK = "import os\\nassert not ({refused}), 'cuInit answers 304'"
-offer = probe._try_all(sys.argv[1])
-print(json.dumps([offer.best, offer.problems]))
 """
-    # In a process of its own: the probe forks, which this one with its threads must not.
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", program, str(tmp_path)],
-        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=120, check=True,
-    )  # fmt: skip
-    best, problems = json.loads(done.stdout)
+    best, problems = probed(prepare, tmp_path)
     if broken_everywhere:  # the GPU is out of order, which is no fault of the jail's
         assert best == "strict" and not any(problems.values())
     else:
@@ -167,7 +171,7 @@ print(json.dumps([offer.best, offer.problems]))
 
 def test_a_program_that_ends_at_once_is_in_its_jail_however_late_the_zygote_looks(tmp_path):
     offered_or_skip("strict")
-    program = """
+    prepare = """
 import json, os, sys, time
 from sandbox.jail import confine, probe
 look = os.pidfd_open
@@ -175,12 +179,6 @@ def late(pid, *rest):
     time.sleep(0.05)
     return look(pid, *rest)
 os.pidfd_open = late
-offer = probe._try_all(sys.argv[1])
-print(json.dumps([offer.best, offer.problems]))
 """
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", program, str(tmp_path)],
-        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=120, check=True,
-    )  # fmt: skip
-    best, problems = json.loads(done.stdout)
+    best, problems = probed(prepare, tmp_path)
     assert best == "strict" and not any(problems.values()), problems

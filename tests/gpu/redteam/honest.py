@@ -66,11 +66,9 @@ def get_init_inputs():
 """
 
 
-
 @dataclass(frozen=True, kw_only=True)
 class Honest:
-    """One module. `body` completes HEAD, or is the whole source where `whole` is set; its own kernels take more than
-    `coverage` of the device's time."""
+    """One module. `body` completes HEAD, or is the whole source where `whole` is set."""
 
     name: str
     body: str
@@ -78,7 +76,6 @@ class Honest:
     language: Language = "triton"
     dtype: DType = "float32"
     whole: bool = False
-    coverage: float = 0.3
 
     @property
     def source(self) -> str:
@@ -88,13 +85,14 @@ class Honest:
 CASES = [
     Honest(
         name="graph_of_the_real_work",
-        coverage=0.15,  # one kernel among three copies
         body=forward(
             "if STATE['graph'] is None:\n"
             "    STATE['x'], STATE['y'], STATE['out'] = x.clone(), y.clone(), torch.empty_like(x)\n"
+            "    STATE['zero'], STATE['sum'] = torch.zeros_like(x), torch.empty_like(x)\n"
             "    add(STATE['x'], STATE['y'], STATE['out'])\n    torch.cuda.synchronize()\n"
             "    STATE['graph'] = torch.cuda.CUDAGraph()\n    with torch.cuda.graph(STATE['graph']):\n"
             "        add(STATE['x'], STATE['y'], STATE['out'])\n"
+            "        add(STATE['out'], STATE['zero'], STATE['sum'])\n        add(STATE['sum'], STATE['zero'], STATE['out'])\n"
             "STATE['x'].copy_(x)\nSTATE['y'].copy_(y)\nSTATE['graph'].replay()\nreturn STATE['out'].clone()",
             "STATE = {'graph': None}",
         ),

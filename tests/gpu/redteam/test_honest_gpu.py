@@ -19,7 +19,7 @@ def test_honest_work_passes(server, case):
     [result] = server.evaluate(spec, [Candidate(source=case.source, language=case.language)], Options(**limits))
     print(text_of(result), result.timing and round(result.timing.speedup, 3), result.stage_s)
     assert result.outcome == "ok" and not result.integrity, text_of(result)
-    assert result.coverage > case.coverage and result.timing is not None
+    assert result.coverage > 0.3 and result.timing is not None
     assert result.reward.total > 0
 
 
