@@ -78,10 +78,14 @@ def render_first(task: TaskView, skills: Sequence[Skill | SkillDraft] = (), *, s
     return "\n\n".join(parts)
 
 
-def render_feedback(verdict: VerdictView, *, style: Style) -> str:
-    """A later turn's prompt: the sandbox's verdict on the turn before, of bounded length."""
+def render_feedback(verdict: VerdictView, task: TaskView, *, style: Style) -> str:
+    """A later turn's prompt: the sandbox's verdict on the turn before, of bounded length.
+
+    Compact prompts say the task again, so that a later turn ends as a first one does and all that a small model from scratch has
+    learnt of first turns holds for it.
+    """
     if is_compact(style):
-        return _compact_feedback(verdict)
+        return f"{_compact_feedback(verdict)}\n{task.compact.strip()}"
     if verdict.outcome == "ok":
         timed = (
             f", {speed(verdict.speedup)} the speed of PyTorch eager" if verdict.speedup > 0 else ", not timed"

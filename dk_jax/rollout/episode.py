@@ -146,7 +146,7 @@ def policy_turns(
             if turn == 0:
                 prompts.append(policy.render_first(views[i], skills[i], style=config.style))
             else:
-                prompts.append(policy.render_feedback(trajectories[i].turns[-1].verdict, style=config.style))
+                prompts.append(policy.render_feedback(trajectories[i].turns[-1].verdict, views[i], style=config.style))
         room = speaker.speak(
             [trajectories[i] for i in alive],
             prompts,

@@ -158,7 +158,8 @@ class _TaskSamples:
         ]
         if timed or not first.verdict.correct:
             second = self._improve(first)
-            turns.append((policy.render_feedback(first.verdict, style=style), policy.format(second.source, self.view, style=style), True))
+            feedback = policy.render_feedback(first.verdict, self.view, style=style)
+            turns.append((feedback, policy.format(second.source, self.view, style=style), True))
         kind = "policy_with_skill" if skills else "policy"
         return Sample(agent="policy", kind=kind, task=self.view.name, turns=tuple(turns))
 

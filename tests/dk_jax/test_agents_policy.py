@@ -161,20 +161,25 @@ def test_more_than_three_skills_and_unknown_styles_are_refused():
         ("runtime_error", "runtime_error: signal 11", 0.0, "runtime_error: signal 11"),
     ],
 )
-def test_compact_feedback_is_one_short_line(outcome, feedback, speedup, want):
-    assert policy.render_feedback(verdict(outcome, feedback, speedup), style="compact") == want
+def test_compact_feedback_is_one_short_line_and_the_task_again(outcome, feedback, speedup, want):
+    assert policy.render_feedback(verdict(outcome, feedback, speedup), TASK, style="compact") == f"{want}\n{TASK.compact}"
+
+
+def test_a_compact_later_turn_ends_as_the_first_one_does():
+    later = policy.render_feedback(verdict("ok", "", 1.5), TASK, style="compact")
+    assert later.endswith("\n" + policy.render_first(TASK, style="compact"))
 
 
 @pytest.mark.parametrize("style", STYLES)
 def test_feedback_is_bounded_whatever_a_candidate_prints(style):
     flood = verdict("runtime_error", "error: " + "A" * 100_000)
-    assert len(policy.render_feedback(flood, style=style)) < policy.MAX_FEEDBACK_CHARS + 300
+    assert len(policy.render_feedback(flood, TASK, style=style)) < policy.MAX_FEEDBACK_CHARS + 300
 
 
 def test_chat_feedback_tells_outcome_details_and_what_to_do():
-    text = policy.render_feedback(verdict("build_failed", "kernel.cpp:3:1: error: x"), style="chat")
+    text = policy.render_feedback(verdict("build_failed", "kernel.cpp:3:1: error: x"), TASK, style="chat")
     assert "build failed" in text and "kernel.cpp:3:1: error: x" in text and "corrected version" in text
-    assert "1.50x" in policy.render_feedback(verdict("ok", "", 1.5), style="chat")
+    assert "1.50x" in policy.render_feedback(verdict("ok", "", 1.5), TASK, style="chat")
 
 
 @SLOW
