@@ -106,7 +106,7 @@ def get_config() -> ConfigDict:
     # balance_skills: rare techniques more often.
     c.corpus = ConfigDict(
         dict(
-            timed_tasks=120,
+            timed_tasks=100,
             variants_per_task=3,
             untimed_variants=1,
             wrong_share=0.2,
@@ -122,7 +122,7 @@ def get_config() -> ConfigDict:
     # shares: how the rows of a batch are divided over the agents, whose rows are then repeated as often as that takes; all 0: rows as
     # they come.
     c.sft = ConfigDict(
-        dict(steps=600, batch=16, optimizer="muon", lr=8e-3, warmup=20, weight_decay=0.01, max_tokens=640, clip_norm=1.0,
+        dict(steps=560, batch=16, optimizer="muon", lr=8e-3, warmup=20, weight_decay=0.01, max_tokens=512, clip_norm=1.0,
              microbatch=8, checkpoint_every=50, shares=dict(policy=0.0, selection=0.0, summary=0.0))
     )  # fmt: skip
 
@@ -147,7 +147,7 @@ def get_config() -> ConfigDict:
     )
     c.rl = ConfigDict(
         dict(
-            steps=34,
+            steps=32,
             epochs=1,  # updates from one step's rollouts; beyond the first, clipping bounds them
             optimizer="adamw",
             lr=7e-4,

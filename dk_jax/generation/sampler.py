@@ -21,6 +21,7 @@ Not here: refilling finished rows within a batch, caches kept over turns, severa
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Sequence
 from functools import partial
@@ -120,17 +121,24 @@ class Sampler:
     def __init__(self, static: Static, config: SamplerConfig):
         self.config = config
         self._static = static
-        self._compilations = 0
+        self._compiled = [0]
         self._unstack = self._jit(lambda params: unstack_for_decode(static, params))
         self._prefill = self._jit(lambda params, tokens, lengths: prefill(static, params, tokens, lengths)[1])
         self._place = self._jit(partial(_place, static.cfg.n_kv_heads - static.cfg.shifted_kv_heads), donate_argnums=0)
         self._grow = self._jit(_grow, static_argnums=1)
         self._decode = self._jit(self._decode_block, static_argnames="nucleus", donate_argnums=(1, 2))
 
+    def drawing(self, *, temperature: float, top_p: float = 1.0) -> Sampler:
+        """A sampler that draws in this way and is otherwise this one: both use the same compiled programs."""
+        other = copy.copy(self)
+        other.config = dataclasses.replace(self.config, temperature=temperature, top_p=top_p)
+        return other
+
     @property
     def compilations(self) -> int:
-        """Programs compiled so far; constant once every bucket in use has been seen."""
-        return self._compilations
+        """Programs compiled so far, with those of the samplers that share them; constant once every bucket in use has been
+        seen."""
+        return self._compiled[0]
 
     def sample(
         self,
@@ -311,7 +319,7 @@ class Sampler:
 
     def _jit(self, function, **options):
         def traced(*args, **kwargs):
-            self._compilations += 1  # runs once a compiled program: only while tracing
+            self._compiled[0] += 1  # runs once a compiled program: only while tracing
             return function(*args, **kwargs)
 
         return jax.jit(traced, **options)

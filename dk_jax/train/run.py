@@ -28,7 +28,7 @@ from tqdm import tqdm
 
 from dk_jax.evaluation import heldout
 from dk_jax.evaluation.report import write_report
-from dk_jax.generation.sampler import SamplerConfig, make_sampler
+from dk_jax.generation.sampler import Sampler, SamplerConfig, make_sampler
 from dk_jax.metrics import Metrics
 from dk_jax.models.config import AGENTS
 from dk_jax.models.lora import combine
@@ -83,6 +83,7 @@ class Run:
         self.rollout_config = setup.rollout_config(cfg)
         self._socket, self._make_judge = socket, make_judge
         self._model: setup.Model | None = None
+        self._sampler: Sampler | None = None
 
     def close(self) -> None:
         self.metrics.close()
@@ -173,22 +174,23 @@ class Run:
 
     # --- sampling ---------------------------------------------------------------------------------------------------
 
-    def sampler(self, *, temperature: float, top_p: float = 1.0):
-        r = self.cfg.rollout
-        return make_sampler(
-            self.model.static,
-            SamplerConfig(
-                max_new_tokens=max(r.max_policy_tokens, r.max_selection_tokens, r.max_summary_tokens),
-                temperature=temperature,
-                top_p=top_p,
-                eos_id=self.model.codec.eos_id,
-                max_length_tokens=r.max_context_tokens,
-                cache_step=r.cache_step,
-                batch_buckets=tuple(n for n in (8, 16, 32, 64, 128, 256) if n < r.max_rows) + (r.max_rows,),
-                prompt_buckets=tuple(n for n in (128, 256, 384, 512, 768, 1024, 1536, 2048) if n < r.max_context_tokens)
-                or (r.max_context_tokens,),
-            ),
-        )
+    def sampler(self, *, temperature: float, top_p: float = 1.0) -> Sampler:
+        """A sampler that draws in this way; all of a run share their compiled programs."""
+        if self._sampler is None:
+            r = self.cfg.rollout
+            self._sampler = make_sampler(
+                self.model.static,
+                SamplerConfig(
+                    max_new_tokens=max(r.max_policy_tokens, r.max_selection_tokens, r.max_summary_tokens),
+                    eos_id=self.model.codec.eos_id,
+                    max_length_tokens=r.max_context_tokens,
+                    cache_step=r.cache_step,
+                    batch_buckets=tuple(n for n in (8, 32, 64, 128, 256) if n < r.max_rows) + (r.max_rows,),
+                    prompt_buckets=tuple(n for n in (128, 256, 512, 768, 1024, 1536, 2048) if n < r.max_context_tokens)
+                    or (r.max_context_tokens,),
+                ),
+            )
+        return self._sampler.drawing(temperature=temperature, top_p=top_p)
 
     def speaker(self, sampler, trainable: Any) -> Speaker:
         return Speaker(

@@ -210,6 +210,20 @@ class TestCompilations:
         sampler.sample(params, _prompts([30]), [0], [0])  # the next prompt bucket shares the decode program
         assert sampler.compilations == first + 2
 
+    def test_samplers_that_draw_otherwise_share_programs(self):
+        static, params = _backbone()
+        base = make_sampler(static, SIZES)
+        base.sample(params, _prompts([3, 9]), [0, 1], [1, 2])
+        first = base.compilations
+        greedy, nucleus = base.drawing(temperature=0.0), base.drawing(temperature=0.7, top_p=0.5)
+        alone = make_sampler(static, dataclasses.replace(SIZES, temperature=0.7, top_p=0.5))
+        arguments = (params, _prompts([3, 9]), [0, 1], [1, 2])
+        drawn = [[s.tokens for s in sampler.sample(*arguments)] for sampler in (greedy, nucleus, alone)]
+        assert drawn[1] == drawn[2] != drawn[0]
+        assert drawn[0] == [s.tokens for s in base.sample(*arguments, temperature=0.0)]
+        assert base.compilations == greedy.compilations == nucleus.compilations == first + 1  # the choice within a nucleus
+        assert base.config.temperature == SIZES.temperature
+
     def test_a_repeated_prompt_is_prefilled_once(self, monkeypatch):
         sampler = make_sampler(_backbone()[0], dataclasses.replace(SIZES, batch_buckets=(1, 4)))
         prefilled = []
