@@ -93,12 +93,17 @@ class ArenaCalls:
     only if it proves to work on whatever its inputs hold by then: work that went past it (another stream) shows when
     two calls exchange their inputs.
 
+    The copies are no part of the calls' time. Recorded "apart", all calls come first and then all copies, and a clock is
+    read in between. Where one call's outputs lie in another's memory that can't be; such calls are recorded "together":
+    each is followed by its copies, which are made once more by themselves and subtracted. That is less exact, as what a
+    call has just written is nearer than it will be then.
+
     Args:
       prepared: for each call its arguments, the tensors among them, and where its outputs go.
-      record: try to record the calls.
+      record: how to record the calls: "apart", or else "together"; "together" alone; "" not at all.
 
     Attributes:
-      recorded: whether `time` replays a recording.
+      recorded: how the calls that `time` replays were recorded; "" if it does them anew.
     """
 
     def __init__(
@@ -107,15 +112,25 @@ class ArenaCalls:
         call: Callable[..., Any],
         prepared: Sequence[tuple[Sequence[Any], Sequence[torch.Tensor], Sequence[torch.Tensor]]],
         *,
-        record: bool,
+        record: str,
     ):
         self._device, self._call, self._prepared = device, call, prepared
         self._spare = [torch.empty_like(place) for place in prepared[0][2]]
+        self._left: list[list[torch.Tensor]] = []
         self._work, self._copies = self._do, self._copy_again
-        self.recorded = record and len(prepared) > 1 and self._record()
+        self.recorded = ""
+        if record and len(prepared) > 1:
+            self._do()
+            self._copy_again()
+            if record == "apart" and self._record(self._call_all, self._copy_left):
+                self.recorded = "apart"
+                return
+            self._left = []
+            if self._record(self._do, self._copy_again):
+                self.recorded = "together"
 
     def time(self) -> float:
-        """Does the calls and returns their time in ms, less that of the copies, which are made once more by themselves."""
+        """Does the calls and leaves their outputs; returns the time of the calls in ms."""
         self._device.synchronize()
         start_ns = time.perf_counter_ns()
         self._work()
@@ -123,14 +138,20 @@ class ArenaCalls:
         middle_ns = time.perf_counter_ns()
         self._copies()
         self._device.synchronize()
-        return max(0, 2 * middle_ns - start_ns - time.perf_counter_ns()) / 1e6
+        copies_ns = 0 if self.recorded == "apart" else time.perf_counter_ns() - middle_ns
+        return max(0, middle_ns - start_ns - copies_ns) / 1e6
+
+    def _outputs(self, args: Sequence[Any], places: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        result = self._call(*args)
+        outputs = list(result) if isinstance(result, (list, tuple)) else [result]
+        for place, output in zip(places, outputs, strict=True):
+            if output.shape != place.shape or output.dtype != place.dtype:
+                raise TypeError(f"an output has type {output.dtype} and shape {list(output.shape)}")
+        return outputs
 
     def _do(self) -> None:
         for args, _, places in self._prepared:
-            result = self._call(*args)
-            for place, output in zip(places, result if isinstance(result, (list, tuple)) else [result], strict=True):
-                if output.shape != place.shape or output.dtype != place.dtype:
-                    raise TypeError(f"an output has type {output.dtype} and shape {list(output.shape)}")
+            for place, output in zip(places, self._outputs(args, places), strict=True):
                 place.copy_(output)
 
     def _copy_again(self) -> None:
@@ -138,25 +159,45 @@ class ArenaCalls:
             for place, other in zip(places, self._spare, strict=True):
                 other.copy_(place)
 
-    def _record(self) -> bool:
+    def _call_all(self) -> None:
+        self._left = [self._outputs(args, places) for args, _, places in self._prepared]
+
+    def _copy_left(self) -> None:
+        for (_, _, places), outputs in zip(self._prepared, self._left, strict=True):
+            for place, output in zip(places, outputs, strict=True):
+                place.copy_(output)
+
+    def _record(self, work: Callable[[], None], copies: Callable[[], None]) -> bool:
         """Records work and copies and tries them with the inputs of the first and the last call exchanged."""
-        self._do()
-        self._copy_again()
         (_, first_inputs, first), (_, last_inputs, last) = self._prepared[0], self._prepared[-1]
         before = [[place.clone() for place in places] for places in (first, last)]
-        work, copies = self._device.record(self._do), self._device.record(self._copy_again)
-        if work is None or copies is None:
+        recorded = self._device.record(work)
+        if recorded is None or _share_memory(self._left):
+            return False
+        copying = self._device.record(copies)
+        if copying is None:
             return False
         _exchange(first_inputs, last_inputs)
         try:
-            work()
+            recorded()
+            copying()
             self._device.synchronize()
             follows = _took_over(first, before[1], before[0]) and _took_over(last, before[0], before[1])
         finally:
             _exchange(first_inputs, last_inputs)
         if follows:
-            self._work, self._copies = work, copies
+            self._work, self._copies = recorded, copying
         return follows
+
+
+def _share_memory(outputs: Sequence[Sequence[torch.Tensor]]) -> bool:
+    """Whether outputs of different calls lie in the same memory."""
+    owners: dict[int, int] = {}
+    for number, tensors in enumerate(outputs):
+        for tensor in tensors:
+            if tensor.numel() and owners.setdefault(tensor.untyped_storage().data_ptr(), number) != number:
+                return True
+    return False
 
 
 def _exchange(left: Sequence[torch.Tensor], right: Sequence[torch.Tensor]) -> None:

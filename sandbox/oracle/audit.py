@@ -16,7 +16,7 @@ from sandbox.jail.carrier import ArenaCarrier
 from sandbox.jail.frames import Message
 from sandbox.jail.jailed import Runner
 from sandbox.oracle.fresh import Audit, Outputs, Pool, sample_places
-from sandbox.oracle.fresh_gpu import ArenaOutputs, GpuBlock, calls_of_block, draw_blocks
+from sandbox.oracle.fresh_gpu import RECORDINGS, ArenaOutputs, GpuBlock, calls_of_block, draw_blocks
 from sandbox.oracle.reference import Inputs, Reference
 from sandbox.protocol import Timing, Trial
 from sandbox.verdict.timing import Interval
@@ -102,13 +102,14 @@ class GpuParts:
     """What `audit` takes, on a GPU, made ready before the timing.
 
     Attributes:
-      recorded: both runners replay recordings, so that their launches do not count.
+      recorded: the way in which both runners have recorded the calls that they replay, so that their launches do not count;
+        "" if they do the calls anew.
     """
 
     blocks: Sequence[GpuBlock]
     theirs: ArenaOutputs
     ours: ArenaOutputs
-    recorded: bool
+    recorded: str
 
 
 def on_gpu(
@@ -141,11 +142,11 @@ def on_gpu(
     if calls < 1:
         return None
     blocks = draw_blocks(inputs[0].args, [one.tensors for one in inputs], calls, secrets.randbits(60))
-    recorded = [side.prepare(blocks[0], left_s(), record=record) for side in (ours, theirs)]
-    for side, has in zip((ours, theirs), recorded, strict=True):
-        if has and not all(recorded):
-            side.prepare(blocks[0], left_s(), record=False)
-    return GpuParts(blocks, theirs, ours, all(recorded))
+    way = ours.prepare(blocks[0], left_s(), record=RECORDINGS[0] if record else "")
+    while (theirs_way := theirs.prepare(blocks[0], left_s(), record=way)) != way:
+        # Both sides do the same, or what the one's way costs would be the other's gain.
+        way = ours.prepare(blocks[0], left_s(), record=theirs_way)
+    return GpuParts(blocks, theirs, ours, way)
 
 
 def draw_pool(reference: Reference, eager_ms: float) -> Pool:

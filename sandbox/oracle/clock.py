@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import random
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +18,8 @@ from sandbox.verdict.timing import Interval, believed_ms, hidden_ms, span, speed
 EMPTY_BLOCKS = 5
 EMPTY_MARGIN_MS = 0.05
 MAX_CALLS = 2000
+SLOPE_BLOCKS = 12
+"""Short and long blocks of back-to-back calls; the faster half of either counts, enough for an interval."""
 SLOW_CALL_MS = 20.0
 """Calls this slow get fewer pairs: the budget is spent anyway."""
 
@@ -74,11 +77,13 @@ class Side:
     """First estimate of the time of one call."""
     empty_ms: float = 0.0
     """What a block without calls takes on the oracle's clock, in the middle and (generously) at most."""
-    most_empty_ms: float = 0.0
+    most_empty_ms: float = math.inf
     kept: int = 0
     """Index of the call whose outputs the runner still holds."""
     claims_ms: list[float] = field(default_factory=list)
     walls_ms: list[float] = field(default_factory=list)
+    slope_walls_ms: dict[int, list[float]] = field(default_factory=lambda: {1: [], 3: []})
+    """Wall times of blocks of once and three times `calls` back-to-back calls."""
 
     def block(self, calls: int, keep: int | None = None, flush: bool = True) -> tuple[float, float]:
         """Runs a block; returns (span claimed by the runner, wall time seen here), both for all calls, in
@@ -146,14 +151,29 @@ class Side:
         """A span without the gap; a tenth of it stays in any case, as nothing takes no time."""
         return max(span_ms - self.gap_ms, 0.1 * span_ms, 1e-6)
 
-    def slope_ms(self) -> float:
-        """Wall time of one more back-to-back call beyond an empty one, from blocks of N and 3N unflushed
-        calls."""
-        walls = {
-            factor: min(self.block(factor * self.calls, flush=False)[1] for _ in range(3))
-            for factor in (1, 3)
-        }
-        return max((walls[3] - walls[1]) / (2 * self.calls) - self.launch_ms, 0.0)
+    def sample_slope(self) -> None:
+        """Times one short and one long block of unflushed calls."""
+        for factor, walls in self.slope_walls_ms.items():
+            walls.append(self.block(factor * self.calls, flush=False)[1])
+
+    def slopes_ms(self, trusted_share: float) -> list[float]:
+        """Wall time of one more back-to-back call beyond an empty one: short and long blocks of like rank compared.
+
+        Never less than what the long block alone says: a candidate may draw out the short one.
+        """
+        short, long = (undisturbed(self.slope_walls_ms[factor], trusted_share) for factor in (1, 3))
+        found = []
+        for less, more in zip(short, long, strict=True):
+            a_call = max((more - less) / (2 * self.calls), (more - self.most_empty_ms) / (3 * self.calls))
+            found.append(max(a_call - self.launch_ms, 0.0))
+        return found
+
+
+def measure_slopes(sides: Sequence[Side]) -> None:
+    """Samples the slopes of all sides in alternating order."""
+    for number in range(SLOPE_BLOCKS):
+        for side in sides if number % 2 == 0 else reversed(sides):
+            side.sample_slope()
 
 
 def measure(
@@ -185,12 +205,11 @@ def measure(
     times_ms, ruled = candidate.times_ms(plan.trusted_share)
     baseline_ms = {name: side.times_ms(plan.trusted_share)[0] for name, side in baselines.items()}
     if use_slope:
-        slope_ms = candidate.slope_ms()
-        ruled = ruled or slope_ms > sorted(times_ms)[len(times_ms) // 2]
-        times_ms = [max(sample, slope_ms) for sample in times_ms]
+        measure_slopes(sides)
+        times_ms, by_slope = _larger(times_ms, candidate.slopes_ms(plan.trusted_share))
+        ruled = ruled or by_slope
         for name, side in baselines.items():
-            floor_ms = side.slope_ms()
-            baseline_ms[name] = [max(sample, floor_ms) for sample in baseline_ms[name]]
+            baseline_ms[name], _ = _larger(baseline_ms[name], side.slopes_ms(plan.trusted_share))
     ratio = speedup(times_ms, baseline_ms["eager"])
     return Timing(
         candidate=span(times_ms),
@@ -201,6 +220,12 @@ def measure(
         noisy=ratio.low <= 1.0 <= ratio.high,
         bound_by="oracle wall clock" if ruled else "runner span",
     )
+
+
+def _larger(times_ms: list[float], slopes_ms: list[float]) -> tuple[list[float], bool]:
+    """Those of two samples of a time whose middle is larger, and whether these are the slopes."""
+    ruled = statistics.median(slopes_ms) > statistics.median(times_ms)
+    return ([max(slope, 1e-6) for slope in slopes_ms], True) if ruled else (times_ms, False)
 
 
 def _ratio(candidate: Side, eager: Side, plan: Plan) -> Interval:

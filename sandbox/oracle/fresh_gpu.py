@@ -28,6 +28,8 @@ BLOCK_MS = 2.0
 """Intended length of a block of the reference; messages cost about 0.2 ms."""
 BLOCKS = 5
 MAX_CALLS = 64
+RECORDINGS = ("apart", "together", "")
+"""Ways to record calls (see `sandbox.jail.fresh.ArenaCalls`), the most exact first."""
 JITTER = 0.02
 """Width of the factor by which each value changes: far above every tolerance."""
 
@@ -109,12 +111,17 @@ class ArenaOutputs:
             offset += padded(_bytes(entry))
         self.stride_bytes = offset
 
-    def prepare(self, block: GpuBlock, timeout_s: float, *, record: bool) -> bool:
-        """Has the runner get ready for blocks laid out like this one; returns whether it has recorded the calls."""
+    def prepare(self, block: GpuBlock, timeout_s: float, *, record: str) -> str:
+        """Has the runner get ready for blocks laid out like this one; returns how it has recorded the calls.
+
+        Args:
+          record: the way to try, one of `RECORDINGS`.
+        """
         self._give(block)
         calls = [{**call, "offset": number * self.stride_bytes} for number, call in enumerate(block.calls)]
         message = self._order("prepare_arena", timeout_s, calls=calls, outputs=self.entries, record=record)
-        return message.header.get("recorded") is True
+        recorded = message.header.get("recorded")
+        return recorded if recorded in RECORDINGS[RECORDINGS.index(record) :] else ""
 
     def run(self, block: GpuBlock, places: Sequence[torch.Tensor], timeout_s: float) -> Run:
         """Has the runner do a block's calls; reads the elements numbered `places` (one tensor for each output)."""

@@ -24,7 +24,7 @@ from sandbox.jail.faults import JailError, JailReply, ZygoteLost
 from sandbox.jail.frames import Message
 from sandbox.jail.processes import members
 from sandbox.jail.tensors import encode, pack
-from sandbox.oracle.clock import Side
+from sandbox.oracle.clock import Side, measure_slopes
 from sandbox.protocol import Timing
 from sandbox.verdict.coverage import CoverageReport, DeviceEvent, OwnKernel, own_share
 
@@ -201,7 +201,8 @@ def measure_empty_call(order: Callable[..., Message]) -> EmptyCall:
     """
     side = Side(order=order, slots=[0], deadline=lambda: LAUNCH_S, flushed=True, calls=LAUNCH_CALLS)
     side.block(LAUNCH_CALLS, flush=False)
-    launch_ms = max(side.slope_ms() for _ in range(3))
+    measure_slopes([side])
+    launch_ms = max(side.slopes_ms(0.5))
     spans_ms = sorted(side.block(LAUNCH_CALLS)[0] / LAUNCH_CALLS for _ in range(GAP_BLOCKS))
     # Last: a profiler slows every later launch.
     order("start_profiler", LAUNCH_S)

@@ -197,7 +197,7 @@ class Trials:
     @property
     def replays(self) -> bool:
         """The audit will replay recordings, so its clock sees no launches of the host."""
-        return self._on_gpu is not None and self._on_gpu.recorded
+        return self._on_gpu is not None and bool(self._on_gpu.recorded)
 
     def _eager_ms(self) -> float:
         """About the time of one call of the reference."""

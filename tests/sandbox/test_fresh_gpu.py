@@ -23,13 +23,15 @@ SHAPE = (64, 32)
 
 
 class Recorder(CpuDevice):
-    """A device that records: a replay is the work done again. What `misses` says is not part of the recording."""
+    """A device that records: a replay is the work done again, into the memory that it left its results in when it was
+    recorded. What `misses` says is not part of the recording."""
 
     def __init__(self, misses=lambda work: work):
         super().__init__(language="cpp")
         self.misses, self.replays = misses, 0
 
     def record(self, work):
+        work()
         recorded = self.misses(work)
 
         def replay():
@@ -90,9 +92,51 @@ def test_an_honest_candidate_passes_and_its_time_is_near_the_references():
 def test_recorded_calls_are_replayed_on_inputs_that_came_later():
     devices = Recorder(), Recorder()
     parts = parts_of(lambda x, a: (x * a).clamp_min(0), devices=devices, record=True)
-    assert parts.recorded and all(device.replays == 1 for device in devices)  # the trial with exchanged inputs
+    assert parts.recorded == "apart" and all(device.replays == 2 for device in devices)  # the trial with exchanged inputs
     judged(lambda x, a: (x * a).clamp_min(0), devices=devices, record=True)
-    assert all(device.replays >= 2 + 2 * len(parts.blocks) for device in devices)
+    assert all(device.replays == 4 + 2 * len(parts.blocks) for device in devices)
+
+
+class OneBuffer:
+    """Honest, and returns the same memory from every call."""
+
+    def __init__(self):
+        self.out = torch.empty(SHAPE)
+
+    def __call__(self, x, a):
+        return torch.mul(x.clamp_min(0), a, out=self.out)
+
+
+def test_calls_that_share_their_output_are_copied_one_by_one_on_both_sides():
+    devices = Recorder(), Recorder()
+    assert parts_of(OneBuffer(), devices=devices, record=True).recorded == "together"
+    found = judged(OneBuffer(), devices=devices, record=True)
+    assert len(found.candidate) == 4
+
+
+def test_a_runner_has_no_say_in_how_much_is_believed_of_it():
+    runner = side(honest, device=Recorder())
+    outputs = ArenaOutputs(runner.call, runner.carrier, [{"dtype": "float32", "shape": list(SHAPE)}])
+    [block, *_] = draw_blocks([{"tensor": 0}, 2.0], [[torch.randn(SHAPE)]], 4, seed=1)
+    for said, asked, taken in (("apart", "", ""), ("apart", "together", ""), (True, "apart", ""), ("together", "apart", "together")):
+        outputs = ArenaOutputs(lambda *a, said=said, **k: Message({"recorded": said}, []), runner.carrier, outputs.entries)
+        assert outputs.prepare(block, 10.0, record=asked) == taken
+
+
+def test_the_copies_are_no_part_of_the_time():
+    class Slow(Recorder):
+        """Copies take long here."""
+
+        def record(self, work):
+            replay = super().record(work)
+            return lambda: (replay(), time.sleep(0.3 if "copy" in work.__name__ else 0.0))
+
+    runner = side(honest, device=Slow())
+    [block, *_] = draw_blocks([{"tensor": 0}, 2.0], [[torch.randn(SHAPE)]], 4, seed=1)
+    outputs = ArenaOutputs(runner.call, runner.carrier, [{"dtype": "float32", "shape": list(SHAPE)}])
+    assert outputs.prepare(block, 10.0, record="apart") == "apart"
+    run = outputs.run(block, [torch.tensor([3])], 10.0)
+    assert run.claim_ms < 150 and run.wall_ms > 300
 
 
 def before_now(work):
@@ -108,7 +152,7 @@ def test_a_recording_without_the_work_is_not_used_on_either_side(misses, whose):
     parts = parts_of(lambda x, a: honest(x, a), devices=devices, record=True)
     assert not parts.recorded
     judged(lambda x, a: honest(x, a), devices=devices, record=True)
-    assert devices[1 - whose].replays == 2  # to try the recordings, not to time
+    assert devices[1 - whose].replays == (4 if whose else 0)  # twice to try the recordings, never to time
 
 
 def test_outputs_that_say_nothing_of_the_inputs_prove_no_recording():
@@ -116,9 +160,9 @@ def test_outputs_that_say_nothing_of_the_inputs_prove_no_recording():
     runner = side(lambda x, a: torch.ones(SHAPE), device=device)
     [block, *_] = draw_blocks([{"tensor": 0}, 2.0], [[torch.randn(SHAPE)]], 4, seed=1)
     outputs = ArenaOutputs(runner.call, runner.carrier, [{"dtype": "float32", "shape": list(SHAPE)}])
-    assert not outputs.prepare(block, 10.0, record=True)
+    assert not outputs.prepare(block, 10.0, record="apart")
     one = draw_blocks([{"tensor": 0}, 2.0], [[torch.randn(SHAPE)]], 1, seed=1)[0]
-    assert not outputs.prepare(one, 10.0, record=True)
+    assert not outputs.prepare(one, 10.0, record="apart")
 
 
 class Replays:
