@@ -147,7 +147,7 @@ def get_config() -> ConfigDict:
     )
     c.rl = ConfigDict(
         dict(
-            steps=32,
+            steps=27,
             epochs=1,  # updates from one step's rollouts; beyond the first, clipping bounds them
             optimizer="adamw",
             lr=7e-4,
