@@ -230,6 +230,8 @@ class EvaluationResult(_Reply):
     kernels: list[KernelTime] = []
     integrity: list[Finding] = []
     reward: Reward = Reward()
+    speed_rewarded: bool = True
+    """Whether a measured speed counts: too little of the work may be the candidate's own, or how much may not be known."""
     feedback: str = ""
     notes: list[str] = []
     """What the judge wants known about the evaluation itself (a task not admitted, a cleared cache, ...)."""

@@ -29,8 +29,8 @@ class Scores:
     Attributes:
         samples: number of pairs.
         compiled, correct: shares.
-        fast: share that is correct and at least p times faster than eager, by p.
-        mean_speedup: mean of the speedup with 0 for what is not correct.
+        fast: share that is correct and at least p times faster than eager by work of its own, by p.
+        mean_speedup: mean of the speedup, with 0 for what is not correct or owes its speed to others' kernels.
         geomean_correct: geometric mean of the speedup of the correct ones, 0 if there is none.
     """
 
@@ -48,7 +48,7 @@ def score(trajectories: Sequence[Trajectory], *, turn: int = -1) -> Scores:
     if not verdicts:
         raise ValueError("nothing to score: no trajectories")
     n = len(verdicts)
-    speedups = [v.speedup if v.correct else 0.0 for v in verdicts]
+    speedups = [v.earned_speedup for v in verdicts]
     right = [s for s in speedups if s > 0]
     return Scores(
         samples=n,
@@ -110,8 +110,8 @@ def evaluate(
     return trajectories
 
 
-def save_scores(path: Path, trajectories: Sequence[Trajectory], *, turns: int) -> dict[str, Any]:
-    """Writes scores of every turn and per task as JSON (complete or not at all) and returns them."""
+def all_scores(trajectories: Sequence[Trajectory], *, turns: int) -> dict[str, Any]:
+    """Scores of the last turn, of every turn, and by task, as plain data."""
     by_task: dict[str, list[Trajectory]] = {}
     for t in trajectories:
         by_task.setdefault(t.task, []).append(t)
@@ -119,7 +119,7 @@ def save_scores(path: Path, trajectories: Sequence[Trajectory], *, turns: int) -
     def plain(scores: Scores) -> dict[str, Any]:
         return {**dataclasses.asdict(scores), "fast": {str(p): v for p, v in scores.fast.items()}}
 
-    data = {
+    return {
         "last_turn": plain(score(trajectories)),
         "turns": [
             plain(score([t for t in trajectories if len(t.turns) > u], turn=u))
@@ -128,7 +128,10 @@ def save_scores(path: Path, trajectories: Sequence[Trajectory], *, turns: int) -
         ],
         "tasks": {name: plain(score(group)) for name, group in by_task.items()},
     }
+
+
+def save_scores(path: Path, scores: dict[str, Any]) -> None:
+    """Writes scores as JSON, complete or not at all."""
     partial = Path(path).with_suffix(".part")
-    partial.write_text(json.dumps(data, indent=1), encoding="utf-8")
+    partial.write_text(json.dumps(scores, indent=1), encoding="utf-8")
     partial.replace(path)
-    return data

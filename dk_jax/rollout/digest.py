@@ -16,7 +16,7 @@ def rollout_metrics(rollouts: StepRollouts) -> dict[str, float]:
     policy: list[Trajectory] = [t for t in rollouts.of("policy") if t.rewards]
     verdicts = [v for t in policy for v in t.verdicts]
     first = [t.verdicts[0] for t in policy]
-    speedups = [v.speedup if v.correct else 0.0 for v in verdicts]
+    speedups = [v.earned_speedup for v in verdicts]
     proposals = rollouts.proposals
     return {
         "reward": float(np.mean([max(t.rewards) for t in policy])),
@@ -45,7 +45,7 @@ def skill_usage(rollouts: StepRollouts, *, null: int, floor: float) -> Iterator[
     """
     speed: dict[tuple[str, int], list[float]] = {}
     for t in rollouts.of("policy"):
-        speed.setdefault((t.task, t.scheme), []).append(t.best.verdict.speedup if t.best is not None else 0.0)
+        speed.setdefault((t.task, t.scheme), []).append(t.best.verdict.earned_speedup if t.best is not None else 0.0)
 
     def log_speed(key: tuple[str, int]) -> float:
         return float(np.mean([np.log(max(s, floor)) for s in speed[key]]))

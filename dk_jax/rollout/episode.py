@@ -74,6 +74,10 @@ class Speaker:
     max_context_tokens: int
     temperature: float | None = None  # the sampler's own, or another one such as 0
 
+    def fits(self, prompt: str, max_new: int) -> bool:
+        """Whether a first prompt leaves room for `max_new` tokens; prompts that hold what models wrote may not."""
+        return len(self.codec.open_turn(prompt, first=True)) + max_new <= self.max_context_tokens
+
     def speak(self, trajectories: Sequence[Trajectory], prompts: Sequence[str], seeds: Sequence[int], *, max_new: int) -> list[bool]:
         """Appends prompt and sampled answer to each trajectory, in place.
 
@@ -203,6 +207,9 @@ def select_skills(
         view = task_view(task, language=config.language, form=config.form)
         headers = index.top(selection.query(view), config.headers)
         prompt = selection.render(view, headers, style=config.style, max_skills=config.max_skills)
+        while headers and not speaker.fits(prompt, config.max_selection_tokens):
+            headers = headers[:-1]
+            prompt = selection.render(view, headers, style=config.style, max_skills=config.max_skills)
         for j in range(samples):
             shown = tuple(skill.name for skill in headers)
             trajectories.append(Trajectory(agent="selection", task=task.name, group=task.name, scheme=j, shown=shown))
@@ -230,6 +237,9 @@ def _summarise(
         best_speedup=best.verdict.speedup,
         style=config.style,
     )
+    if not speaker.fits(prompt, config.max_summary_tokens):
+        log.warning("a rollout of task %s is not summarised: two kernels and its skills do not fit into the context", trigger.task)
+        return []
     group = f"{trigger.task}/scheme{trigger.scheme}/rollout{trigger.member}"
     calls = [
         Trajectory(agent="summary", task=trigger.task, group=group, scheme=trigger.scheme, member=m, skills=trigger.skills)
@@ -256,9 +266,9 @@ def triggers(trajectories: Sequence[Trajectory], *, alpha: float, beta: float, l
         top = trajectory.best
         if top is None or not trajectory.turns:
             continue
-        first = trajectory.turns[0].verdict.speedup
-        gain = top.verdict.speedup / max(first, 0.1)
-        if top is not trajectory.turns[0] and top.verdict.speedup >= max(alpha * first, beta):
+        first, reached = trajectory.turns[0].verdict.earned_speedup, top.verdict.earned_speedup
+        gain = reached / max(first, 0.1)
+        if top is not trajectory.turns[0] and reached >= max(alpha * first, beta):
             if trajectory.task not in best or gain > best[trajectory.task][0]:
                 best[trajectory.task] = (gain, trajectory)
     ranked = sorted(best.values(), key=lambda pair: -pair[0])

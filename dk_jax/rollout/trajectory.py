@@ -29,6 +29,7 @@ class Verdict:
         coverage: share of device time in the candidate's own kernels, or None when not measured.
         feedback: short text for the next turn.
         cached: the sandbox had judged this candidate before.
+        speed_rewarded: the speed counts; not where too little of the work is the candidate's own, or that is not known.
     """
 
     outcome: str
@@ -39,10 +40,16 @@ class Verdict:
     coverage: float | None
     feedback: str
     cached: bool = False
+    speed_rewarded: bool = True
 
     @property
     def correct(self) -> bool:
         return self.outcome == "ok"
+
+    @property
+    def earned_speedup(self) -> float:
+        """The speedup where it counts, else 0: what rewards, triggers and proofs of skills go by."""
+        return self.speedup if self.correct and self.speed_rewarded else 0.0
 
     @property
     def compiled(self) -> bool:
@@ -63,6 +70,7 @@ class Verdict:
             coverage=result.coverage,
             feedback=result.feedback,
             cached=result.cached,
+            speed_rewarded=result.speed_rewarded,
         )
 
     @classmethod
@@ -146,9 +154,9 @@ class Trajectory:
 
     @property
     def best(self) -> Turn | None:
-        """The correct turn with the highest speedup, or None."""
+        """The correct turn with the highest speedup that counts, or None."""
         correct = [t for t in self.turns if t.verdict is not None and t.verdict.correct]
-        return max(correct, key=lambda t: t.verdict.speedup) if correct else None
+        return max(correct, key=lambda t: t.verdict.earned_speedup) if correct else None
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

@@ -36,6 +36,8 @@ class Proposal:
         problems: why it was refused before any execution; empty if it was verified.
         decision: the verdict of verification, or None.
         tasks: names of the tasks it was tried on.
+        twin: the earlier proposal of this step that says the same; that one's verdict is this one's too.
+        untried: refused only for what other proposals of the step took (room, a name), so that nothing is known of it.
     """
 
     call: Trajectory
@@ -44,15 +46,23 @@ class Proposal:
     problems: list[str] = dataclasses.field(default_factory=list)
     decision: Decision | None = None
     tasks: tuple[str, ...] = ()
+    twin: Proposal | None = None
+    untried: bool = False
 
     @property
     def accepted(self) -> bool:
+        """Whether this very proposal entered the library."""
         return self.decision is not None and self.decision.status == "accept"
+
+    @property
+    def verdict(self) -> Decision | None:
+        """What verification says of it: its own decision, or that on its twin. Equal actions get equal credit."""
+        return self.decision if self.twin is None else self.twin.decision
 
     @property
     def effect(self) -> float:
         """Speedup ratio with the skill over without; 1 where nothing was measured."""
-        return self.decision.effect if self.decision is not None else 1.0
+        return self.verdict.effect if self.verdict is not None else 1.0
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -113,24 +123,31 @@ class Verifier:
         Refused are drafts of bad form, with the name of an active skill or of an earlier proposal of the step, that say what one
         of these says already (dk_jax.skills.sameness), and those beyond `max_verifications`.
         """
-        taken = {skill.name for skill in active}
+        names = {skill.name for skill in active}
         proposals: list[Proposal] = []
-        admitted: list[SkillDraft] = []
+        new: list[Proposal] = []  # admitted, or untried
         for call in calls:
             for draft in call.drafts:
                 problems = validate_draft(draft, count_tokens=count_tokens)
-                if draft.name in taken:
+                if draft.name in names:
                     problems.append(f"a skill named {draft.name!r} is there already")
                 if (same := same_as(draft, active)) is not None:
                     problems.append(f"skill {same.name!r} says the same already")
-                elif (other := same_as(draft, admitted)) is not None:
+                proposal = Proposal(call=call.trajectory, trigger=call.trigger, draft=draft, problems=problems)
+                proposals.append(proposal)
+                if problems:
+                    continue
+                if (other := same_as(draft, [p.draft for p in new])) is not None:
+                    proposal.twin = next(p for p in new if p.draft is other)
+                    proposal.untried = proposal.twin.untried
                     problems.append(f"proposal {other.name!r} of this step says the same")
-                if not problems and len(admitted) == self.max_verifications:
+                    continue
+                if draft.name in {p.draft.name for p in new}:
+                    problems.append(f"another proposal of this step is named {draft.name!r}")
+                if sum(not p.problems for p in new) == self.max_verifications:
                     problems.append(f"only {self.max_verifications} proposals are verified in a step")
-                if not problems:
-                    taken.add(draft.name)
-                    admitted.append(draft)
-                proposals.append(Proposal(call=call.trajectory, trigger=call.trigger, draft=draft, problems=problems))
+                proposal.untried = bool(problems)
+                new.append(proposal)
         return proposals
 
     def verify(
@@ -154,10 +171,15 @@ class Verifier:
             config: RolloutConfig (style and token limits).
         """
         proposals = self.screen(calls, active, lambda text: len(speaker.codec.encode(text)))
-        open_ = [p for p in proposals if not p.problems]
-        for p in open_:
+        for p in proposals:
             trigger = tasks[p.trigger.task]
-            p.tasks = tuple(t.name for t in (trigger, *self.siblings(trigger)[:1]))
+            tried = (trigger, *self.siblings(trigger)[:1])
+            prompts = [policy.render_first(views(task), [Skill.from_draft(p.draft)], style=config.style) for task in tried if not p.problems]
+            if not all(speaker.fits(prompt, config.max_policy_tokens) for prompt in prompts):
+                p.problems.append("a task's prompt with it does not fit into the context")
+            if not p.problems:
+                p.tasks = tuple(task.name for task in tried)
+        open_ = [p for p in proposals if not p.problems]
         known = {t.name: t for name in {p.trigger.task for p in open_} for t in (tasks[name], *self.siblings(tasks[name])[:1])}
         if isinstance(self.rule, PaperRule):
             self._paper(speaker, judge, open_, known, config=config, views=views, step=step)
@@ -175,14 +197,16 @@ class Verifier:
         return proposals
 
     def _speak(self, speaker, rows: Sequence[tuple[Task, list[Skill], int]], *, config, views) -> list[str]:
-        """First turns of the policy; what can't be read as a kernel is sent on as it is and will not build."""
+        """First turns of the policy; what can't be read as a kernel is sent on as it is and will not build. A message that was cut
+        short holds no kernel, as in a rollout."""
         trajectories = [Trajectory(agent="policy", task=task.name, group="verification") for task, _, _ in rows]
         prompts = [policy.render_first(views(task), skills, style=config.style) for task, skills, _ in rows]
         speaker.speak(trajectories, prompts, [seed for _, _, seed in rows], max_new=config.max_policy_tokens)
         out = []
         for trajectory in trajectories:
-            text = trajectory.turns[-1].text
-            out.append(policy.parse(text, style=config.style).source or text or " ")
+            turn = trajectory.turns[-1]
+            whole = turn.stop == "eos"
+            out.append(policy.parse(turn.text, style=config.style).source or turn.text or " " if whole else " ")
         return out
 
     def _arms(self, speaker, proposals, known, *, config, views, seed, step, look) -> list[list[Arms]]:

@@ -251,7 +251,11 @@ class SkillLibrary:
 
         The undone events stay in the log. Without later steps nothing is written.
         """
-        undone = {logged.step for logged in self.history() if not logged.undone and logged.step > step}
+        undone = {
+            logged.step
+            for logged in self.history()
+            if not logged.undone and logged.step > step and logged.event.kind != "rollback"
+        }
         if not undone:
             self.discard()
             return 0

@@ -255,10 +255,10 @@ def validate_draft(
     problems += [f"tag {tag[:40]!r} is not one short word" for tag in draft.tags if not _TAG.fullmatch(tag)]
     parts = sections(draft.content)
     problems += [f"content has no section {name!r}" for name in SECTIONS if not parts.get(name)]
-    if count_tokens is not None and (count := count_tokens(draft.content)) > max_tokens:
-        problems.append(f"content has {count} tokens; at most {max_tokens} are allowed")
     if _CONTROL.search("\n".join([draft.description, draft.content])):
-        problems.append("text holds control characters or chat control markers")
+        problems.append("text holds control characters or chat control markers")  # which a codec may refuse to encode
+    elif count_tokens is not None and (count := count_tokens(draft.content)) > max_tokens:
+        problems.append(f"content has {count} tokens; at most {max_tokens} are allowed")
     reason = refusal(
         draft.description, draft.content, key_idea=parts.get("Key Idea", ""), example=parts.get("Example", "")
     )

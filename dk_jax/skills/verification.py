@@ -54,7 +54,7 @@ class VerdictView(Protocol):
     """The part of a verdict that counts here."""
 
     outcome: str
-    speedup: float
+    earned_speedup: float
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -87,11 +87,11 @@ class Decision:
 def speedup_of(verdict: VerdictView) -> float | None:
     """A verdict as the rules take it.
 
-    The speedup; None for a failed candidate; NaN where the judge itself failed.
+    The speedup; None for a failed candidate and for one whose speed does not count; NaN where the judge itself failed.
     """
     if verdict.outcome in _NO_VERDICT:
         return math.nan
-    return verdict.speedup if verdict.outcome == "ok" and verdict.speedup > 0 else None
+    return verdict.earned_speedup if verdict.earned_speedup > 0 else None
 
 
 def score(speedup: float | None, *, fail_speedup: float) -> float:

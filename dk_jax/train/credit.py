@@ -159,7 +159,15 @@ def _selection(
 
 
 def _summary(rollouts: StepRollouts, config: CreditConfig, metrics: dict[str, float]) -> list[Trajectory]:
-    calls = rollouts.of("summary")
+    calls, proposed = rollouts.of("summary"), len(rollouts.of("summary"))
+    # Read back from a file, verification is over, and its verdict is the reward that was written down.
+    read_back = any(call.rewards for call in calls)
+    if read_back:
+        calls = [call for call in calls if call.rewards]
+    else:
+        calls = [call for call in calls if not _is_unknown(call, rollouts)]
+    if proposed:
+        metrics["summary_untried"] = 1.0 - len(calls) / proposed
     if not calls:
         return []
     per_call = [[p for p in rollouts.proposals if p.call is call] for call in calls]
@@ -169,13 +177,12 @@ def _summary(rollouts: StepRollouts, config: CreditConfig, metrics: dict[str, fl
     for i, found in enumerate(per_call):
         for j, proposal in enumerate(found):
             effects[i, j] = proposal.effect
-            accepted[i, j] = proposal.accepted
+            accepted[i, j] = proposal.verdict is not None and proposal.verdict.status == "accept"
     malformed = np.array([bool(call.turns[-1].error) for call in calls])
     rewards = np.asarray(
         _summary_rewards(effects, accepted, malformed, cap=config.summary_cap, format_penalty=config.format_penalty)
     )
-    if all(call.rewards for call in calls):
-        # Read back from a file: verification is over, and its verdict is the reward that was written down.
+    if read_back:
         rewards = np.array([call.rewards[0] for call in calls], np.float32)
     groups = _ids([call.group for call in calls])
     advantages = np.asarray(_summary_advantages(rewards, groups))
@@ -185,6 +192,14 @@ def _summary(rollouts: StepRollouts, config: CreditConfig, metrics: dict[str, fl
     metrics["summary_reward"] = float(rewards.mean())
     metrics["summary_malformed"] = float(malformed.mean())
     return [call for call, keep in zip(calls, np.asarray(found.keep), strict=True) if keep]
+
+
+def _is_unknown(call: Trajectory, rollouts: StepRollouts) -> bool:
+    """Whether a summary's worth was not found out: some of its skills were not tried in this step, and none that was is
+    accepted. It gets no credit and stands in no baseline."""
+    own = [p for p in rollouts.proposals if p.call is call]
+    tried = [p for p in own if p.verdict is not None]
+    return any(p.untried for p in own) and not any(p.verdict.status == "accept" for p in tried)
 
 
 def _row(trajectory: Trajectory, weight: float) -> Row:

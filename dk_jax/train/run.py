@@ -71,8 +71,13 @@ class Run:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise setup.ConfigError(f"another run is using {self.workdir}: wait for it, or choose another --workdir") from error
-        remember_config(cfg, self.workdir)
+        # All of the config that can be wrong is looked at first: a workdir remembers none that could not run.
         self.tasks = setup.load_tasks(cfg)
+        self.rollout_config = setup.rollout_config(cfg)
+        self._verifier = Verifier.from_config(cfg, self.tasks.siblings)
+        if cfg.rl.epochs < 1:
+            raise setup.ConfigError(f"rl.epochs is {cfg.rl.epochs}: a step makes at least one update from its rollouts")
+        remember_config(cfg, self.workdir)
         self.views = {
             t.name: task_view(t, language=cfg.sandbox.language, form=cfg.sandbox.form)
             for t in (*self.tasks.train, *self.tasks.held_out, *self.tasks.generated)
@@ -80,7 +85,6 @@ class Run:
         self.data = ColdStartData(cfg, self.tasks, self.workdir / "corpus.jsonl")
         self.metrics = Metrics(self.workdir)
         self.library = SkillLibrary(self.workdir / "library.sqlite")
-        self.rollout_config = setup.rollout_config(cfg)
         self._socket, self._make_judge = socket, make_judge
         self._model: setup.Model | None = None
         self._sampler: Sampler | None = None
@@ -202,19 +206,23 @@ class Run:
 
     # --- evaluation -------------------------------------------------------------------------------------------------
 
-    def evaluate(self, phase: str, trainable: Any) -> dict[str, Any]:
-        """Held-out scores, with the library as it is now; read back if the phase has finished before."""
-        path = self.workdir / f"{phase}.json"
-        if path.exists():
-            return json.loads(path.read_text(encoding="utf-8"))
-        c = self.cfg.evaluation
+    def evaluate(self, phase: str, trainable: Any, *, step: int) -> dict[str, Any]:
+        """Held-out scores of the parameters after RL step `step`, with the library as it was then.
+
+        Read back if they are there already and are those of this step, this library and these tasks.
+        """
+        path, c = self.workdir / f"{phase}.json", self.cfg.evaluation
         tasks = self.tasks.held_out[: c.max_tasks] if c.max_tasks else self.tasks.held_out
+        library = self.library.at_step(min(step, self.library.step))
+        of = {"step": step, "library": library.version, "tasks": [task.name for task in tasks]}
+        if path.exists() and (scores := json.loads(path.read_text(encoding="utf-8"))).get("of") == of:
+            return scores
         with tqdm(total=len(tasks) * c.samples * c.turns, desc=f"{phase}: held-out tasks", unit="turn") as bar:
             trajectories = heldout.evaluate(
                 self.speaker(self.sampler(temperature=c.temperature, top_p=c.top_p), trainable),
                 self.judge(phase),
                 tasks,
-                self.library.active(),
+                library.active(),
                 config=self.rollout_config,
                 samples=c.samples,
                 turns=c.turns,
@@ -224,22 +232,21 @@ class Run:
                 progress=bar.update,
             )
         save_trajectories(self.workdir / "rollouts" / f"{phase}.jsonl", trajectories)
-        scores = heldout.save_scores(path, trajectories, turns=c.turns)
+        scores = heldout.all_scores(trajectories, turns=c.turns) | {"of": of}
         last = scores["last_turn"]
         self.metrics.scalars(
             "eval",
-            0 if phase == "eval_sft" else self.cfg.rl.steps,
+            step,
             {k: last[k] for k in ("compiled", "correct", "mean_speedup", "geomean_correct")}
             | {f"fast_{p}": share for p, share in last["fast"].items()},
         )
+        heldout.save_scores(path, scores)  # last: with this file the phase has finished
         return scores
 
     # --- RL ---------------------------------------------------------------------------------------------------------
 
     def rl_updater(self) -> Updater:
         c = self.cfg.rl
-        if c.epochs < 1:
-            raise ValueError(f"rl.epochs is {c.epochs}: a step makes at least one update from its rollouts")
         return Updater(
             self.model.static,
             make_optimizer(
@@ -278,8 +285,7 @@ class Run:
         if state.step >= c.steps:
             checkpoints.close()
             return state
-        judge = self.judge("rl")
-        verifier = Verifier.from_config(self.cfg, self.tasks.siblings)
+        judge, verifier = self.judge("rl"), self._verifier
         sampler = self.sampler(temperature=self.cfg.rollout.temperature)
         r = self.cfg.rollout
         turns = r.tasks * (r.selections + 1) * r.rollouts * r.turns
@@ -293,9 +299,7 @@ class Run:
                 verifier.stage(self.library, rollouts.proposals, step=state.step)
                 self._stage_usage(rollouts)
                 self.library.commit(state.step)
-                if state.step % c.checkpoint_every == 0 or state.step == c.steps:
-                    checkpoints.save(state)
-                    judge.journal.clear()
+                # Before the checkpoint: a step that it holds is not done again, so nothing of it may be missing.
                 if c.keep_rollouts:
                     save_trajectories(self.workdir / "rollouts" / f"step_{state.step:05d}.jsonl", rollouts.trajectories)
                 metrics |= {"collect_s": collected - started, "update_s": time.monotonic() - collected}
@@ -303,6 +307,9 @@ class Run:
                 metrics |= {f"skills_{k}": float(counts[k]) for k in ("proposed", "verified", "active")}
                 self.metrics.scalars("rl", state.step, metrics)
                 self._log_examples(state.step, rollouts)
+                if state.step % c.checkpoint_every == 0 or state.step == c.steps:
+                    checkpoints.save(state)
+                    judge.journal.clear()
                 bar.update(1)
                 bar.set_postfix(
                     reward=f"{metrics['reward']:.2f}",
@@ -365,9 +372,9 @@ class Run:
     def all(self) -> dict[str, Any]:
         """Every phase in turn; returns scores before and after, skill counts, and paths."""
         cold = self.sft()
-        before = self.evaluate("eval_sft", cold.trainable)
+        before = self.evaluate("eval_sft", cold.trainable, step=0)
         final = self.rl(cold.trainable)
-        after = self.evaluate("eval_rl", final.trainable)
+        after = self.evaluate("eval_rl", final.trainable, step=final.step)
         report = write_report(self.workdir)
         self.library.export_jsonl(self.workdir / "library.jsonl")
         return {
@@ -387,8 +394,9 @@ class Run:
         updater = self.rl_updater()
         state = Checkpoints(self.workdir / "checkpoints" / "rl").restore(self._fresh_state(updater, self.sft().trainable))
         state = state or self._fresh_state(updater, self.sft().trainable)
-        verifier = Verifier.from_config(self.cfg, self.tasks.siblings)
-        rollouts = self.collect(state, self.sampler(temperature=self.cfg.rollout.temperature), self.judge("rollout"), verifier)
+        self.library.rollback_to(state.step)
+        sampler = self.sampler(temperature=self.cfg.rollout.temperature)
+        rollouts = self.collect(state, sampler, self.judge("rollout"), self._verifier)
         assign(rollouts, config=setup.credit_config(self.cfg), seed=self.cfg.seed, step=state.step)
         save_trajectories(path, rollouts.trajectories)
         return len(rollouts.trajectories)
@@ -400,7 +408,9 @@ class Run:
         checkpoints = Checkpoints(self.workdir / "checkpoints" / "rl")
         fresh = self._fresh_state(updater, self.sft().trainable)
         state = checkpoints.restore(fresh) or fresh
+        self.library.rollback_to(state.step)
         state, metrics = self.learn(state, StepRollouts(trajectories=trajectories, proposals=[]), updater)
-        checkpoints.save(state)
+        self.library.commit(state.step)
         self.metrics.scalars("rl", state.step, metrics)
+        checkpoints.save(state)
         return metrics

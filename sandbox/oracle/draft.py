@@ -83,6 +83,7 @@ class Draft:
             kernels=self.kernels,
             integrity=self.findings,
             reward=earned,
+            speed_rewarded=self.speed_rewarded,
             feedback="\n".join(filter(None, (text, self.compiled))),
             notes=self.notes,
             kernel_signature=self.kernel_signature,

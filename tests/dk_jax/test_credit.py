@@ -7,6 +7,9 @@ import pytest
 from dk_jax.models.config import AGENTS
 from dk_jax.rollout.episode import StepRollouts, triggers
 from dk_jax.rollout.trajectory import Trajectory, Turn, Verdict
+from dk_jax.rollout.verify import Proposal
+from dk_jax.skills.record import SkillDraft
+from dk_jax.skills.verification import Decision
 from dk_jax.train.credit import CreditConfig, assign
 
 CONFIG = CreditConfig(
@@ -132,3 +135,55 @@ def test_triggers_take_the_largest_gain_of_each_task_and_no_more_than_the_limit(
 def test_nothing_to_compare_gives_no_rows():
     rows, _ = assign(step([rollout("t", 0, 0, [1.0])]), config=CONFIG, seed=0, step=0)
     assert rows == []
+
+
+def told(member: int, rewards=()) -> Trajectory:
+    t = Trajectory(agent="summary", task="t", group="t/scheme0/rollout0", member=member, rewards=list(rewards))
+    t.append_prompt([1])
+    t.append_sample([2, 3], [-0.5, -0.5])
+    t.turns.append(Turn(text="", stop="eos"))
+    return t
+
+
+def proposal(call: Trajectory, effect: float | None = None, **fields) -> Proposal:
+    decision = None
+    if effect is not None:
+        decision = Decision(status="accept" if effect > 1 else "reject", effect=effect, low=None, high=None, p=0.01, n=4, best=effect, reason="")
+    draft = SkillDraft(name="a", description="", scope="general", tags=(), content="")
+    return Proposal(call=call, trigger=call, draft=draft, decision=decision, **fields)
+
+
+def test_summaries_earn_the_effect_of_their_best_accepted_skill_against_each_other():
+    calls = [told(0), told(1), told(2)]
+    proposals = [proposal(calls[0], 1.8), proposal(calls[0], 9.0), proposal(calls[1], 0.7)]
+    rows, metrics = assign(StepRollouts(trajectories=calls, proposals=proposals), config=CONFIG, seed=0, step=0)
+    assert [c.rewards for c in calls] == [[6.0], [0.0], [0.0]]
+    assert [c.advantages for c in calls] == [pytest.approx([6.0]), pytest.approx([-3.0]), pytest.approx([-3.0])]
+    assert len(rows) == 3 and metrics["summary_untried"] == 0.0
+
+
+def test_equal_proposals_of_a_step_get_equal_credit():
+    calls = [told(0), told(1)]
+    first = proposal(calls[0], 1.8)
+    again = proposal(calls[1], twin=first, problems=["says the same"])
+    assert not again.accepted, "one of them entered the library"
+    rows, _ = assign(StepRollouts(trajectories=calls, proposals=[first, again]), config=CONFIG, seed=0, step=0)
+    assert [c.rewards for c in calls] == [[pytest.approx(1.8)]] * 2
+    assert rows == []
+
+
+def test_what_was_not_tried_is_no_failure_and_stands_in_no_baseline():
+    calls = [told(0), told(1), told(2)]
+    crowded = proposal(calls[1], untried=True, problems=["no room"])
+    proposals = [proposal(calls[0], 2.0), crowded, proposal(calls[2], 0.5), proposal(calls[2], untried=True)]
+    rows, metrics = assign(StepRollouts(trajectories=calls[:2], proposals=proposals[:2]), config=CONFIG, seed=0, step=0)
+    assert rows == [] and metrics["summary_untried"] == 0.5 and calls[1].rewards == []
+    calls[0].rewards = []
+    nothing = told(3)  # a readable call that proposes nothing is worth nothing, and is known to be
+    rows, metrics = assign(StepRollouts(trajectories=[*calls, nothing], proposals=proposals), config=CONFIG, seed=0, step=0)
+    assert (calls[0].advantages, nothing.advantages) == ([pytest.approx(2.0)], [pytest.approx(-2.0)])
+    assert calls[1].advantages == calls[2].advantages == [] and len(rows) == 2 and metrics["summary_untried"] == 0.5
+    # Written to a file and read back, the same calls count.
+    again = [told(0, [2.0]), told(1), told(2), told(3, [0.0])]
+    rows, _ = assign(StepRollouts(trajectories=again, proposals=[]), config=CONFIG, seed=0, step=0)
+    assert len(rows) == 2 and again[0].advantages == [pytest.approx(2.0)]

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from dk_jax.evaluation.heldout import evaluate, save_scores, score
+from dk_jax.evaluation.heldout import all_scores, evaluate, save_scores, score
 from dk_jax.evaluation.table import final_table
 from dk_jax.rollout.episode import RolloutConfig
 from dk_jax.rollout.trajectory import Trajectory, Turn, Verdict
@@ -76,9 +76,8 @@ def test_no_trajectories_have_no_score():
 def test_saved_scores_are_by_turn_and_by_task(tmp_path):
     path = tmp_path / "eval.json"
     short = rollout("b", verdict(speedup=1.0))  # no room for a second turn: its only one is its last
-    data = save_scores(
-        path, [rollout("a", WRONG, verdict(speedup=3.0)), rollout("a", WRONG, WRONG), short], turns=2
-    )
+    data = all_scores([rollout("a", WRONG, verdict(speedup=3.0)), rollout("a", WRONG, WRONG), short], turns=2)
+    save_scores(path, data)
     assert json.loads(path.read_text()) == data, "what is returned is what a later phase reads back"
     assert data["last_turn"]["correct"] == pytest.approx(2 / 3)
     assert [(t["samples"], t["correct"]) for t in data["turns"]] == [(3, pytest.approx(1 / 3)), (2, 0.5)]
@@ -90,16 +89,14 @@ def test_saved_scores_are_by_turn_and_by_task(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["eval.json"], "written whole or not at all"
 
 
-def test_a_turn_that_no_trajectory_had_room_for_loses_nothing(tmp_path):
-    data = save_scores(tmp_path / "eval.json", [rollout("a", verdict(speedup=3.0))], turns=2)
+def test_a_turn_that_no_trajectory_had_room_for_loses_nothing():
+    data = all_scores([rollout("a", verdict(speedup=3.0))], turns=2)
     assert data["last_turn"]["correct"] == 1.0 and len(data["turns"]) == 1
 
 
-def test_the_final_table_shows_before_and_after(tmp_path):
-    before = save_scores(tmp_path / "before.json", [rollout("a", WRONG), rollout("a", WRONG)], turns=1)
-    after = save_scores(
-        tmp_path / "after.json", [rollout("a", WRONG), rollout("a", verdict(speedup=3.0))], turns=1
-    )
+def test_the_final_table_shows_before_and_after():
+    before = all_scores([rollout("a", WRONG), rollout("a", WRONG)], turns=1)
+    after = all_scores([rollout("a", WRONG), rollout("a", verdict(speedup=3.0))], turns=1)
     skills = {"proposed": 7, "verified": 5, "active": 2}
     table = final_table({"before": before, "after": after, "skills": skills, "paths": {"report": "r.html"}})
     rows = {line.split("  ")[0].strip(): line.split()[1:] for line in table.splitlines() if line}
@@ -117,6 +114,9 @@ class FakeSpeaker:
     def __init__(self, reply=None):
         self.heard: list[tuple[Trajectory, str, int]] = []
         self._reply = reply or (lambda trajectory, prompt: f"kernel of turn {len(trajectory.turns)}")
+
+    def fits(self, prompt, max_new):
+        return True
 
     def speak(self, trajectories, prompts, seeds, *, max_new):
         for trajectory, prompt, seed in zip(trajectories, prompts, seeds, strict=True):

@@ -112,6 +112,9 @@ class Speaker:
     def __init__(self):
         self.prompts = []
 
+    def fits(self, prompt, max_new):
+        return True
+
     def speak(self, trajectories, prompts, seeds, *, max_new):
         self.prompts += prompts
         for trajectory in trajectories:

@@ -380,3 +380,15 @@ def test_markdown_has_one_readable_file_a_skill(library, tmp_path):
     text = (tmp_path / "md" / "tile_rows.md").read_text()
     for part in ("# tile_rows", "- status: active", "Key Idea: the idea of tile_rows", "| accept | 1.50x |"):
         assert part in text
+
+
+def test_a_rollback_is_no_step_and_rolling_back_further_again_changes_nothing(library):
+    for step in (1, 2, 3):
+        add_active(library, f"skill_{step}")
+        library.commit(step)
+    assert [library.rollback_to(step) for step in (2, 1, 0, 0)] == [1, 1, 1, 0]
+    assert (library.step, library.skills()) == (-1, [])
+    events = len(library.history())
+    assert library.rollback_to(0) == 0 and len(library.history()) == events
+    with reopened(library) as other:  # as a run that is killed before it commits anything
+        assert other.rollback_to(0) == 0

@@ -187,3 +187,11 @@ def test_a_record_goes_to_json_and_back():
 def test_a_record_that_does_not_fit_names_the_field(change, said):
     with pytest.raises(TypeError, match=said):
         Skill.from_dict({**Skill.from_draft(GOOD).to_dict(), **change})
+
+
+def test_text_that_no_codec_can_encode_is_refused_and_not_counted():
+    def encode(text):
+        return len(text.encode())  # raises for a lone surrogate, which JSON's escapes can make
+
+    draft = dataclasses.replace(GOOD, content=GOOD.content + json.loads('"\\ud800"'))
+    assert validate_draft(draft, count_tokens=encode) == ["text holds control characters or chat control markers"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from itertools import combinations
 
 import pytest
@@ -94,3 +95,16 @@ def test_of_two_proposals_of_a_step_that_say_the_same_the_first_is_verified():
 def test_a_refused_proposal_bars_nobody():
     broken, good = screened([[draft("Not A Name")], [draft("good")]])
     assert broken.problems and not good.problems
+
+
+def test_what_others_of_the_step_took_leaves_a_proposal_untried_and_a_repetition_shares_the_verdict():
+    first, again, crowded, crowded_again = screened([[draft("first")], [draft("again"), OTHER], [OTHER]], room=1)
+    assert again.twin is first and not again.untried and not first.untried
+    assert crowded.untried and crowded.twin is None and "only 1" in crowded.problems[0]
+    assert crowded_again.twin is crowded and crowded_again.untried
+
+
+def test_a_name_that_another_proposal_of_the_step_has_is_no_verdict_on_the_text():
+    other = dataclasses.replace(OTHER, name="first")
+    first, second = screened([[draft("first")], [other]])
+    assert not first.problems and second.untried and second.twin is None and "is named 'first'" in second.problems[0]

@@ -2,11 +2,11 @@
 
 import itertools
 import math
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from dk_jax.rollout.trajectory import Verdict
 from dk_jax.skills.verification import PaperRule, SequentialTest, score, speedup_of
 
 
@@ -213,12 +213,13 @@ def test_arms_must_pair_up():
 
 
 def test_verdicts_become_speedups_failures_and_gaps():
-    def verdict(outcome, speedup=0.0):
-        return SimpleNamespace(outcome=outcome, speedup=speedup)
+    def verdict(outcome, speedup=0.0, rewarded=True):
+        return Verdict(outcome=outcome, stage="timed", reward=0.0, speedup=speedup, noisy=False, coverage=0.1, feedback="", speed_rewarded=rewarded)
 
     assert speedup_of(verdict("ok", 2.0)) == 2.0
     assert speedup_of(verdict("incorrect")) is None
     assert speedup_of(verdict("ok", 0.0)) is None, "without an honest speed there is no gain to show"
+    assert speedup_of(verdict("ok", 2.0, rewarded=False)) is None, "nor is there with one that is not the candidate's own"
     assert math.isnan(speedup_of(verdict("infra_error"))) and math.isnan(speedup_of(verdict("cancelled")))
     assert score(None, fail_speedup=0.25) == score(0.1, fail_speedup=0.25) == math.log(0.25)
     assert score(2.0, fail_speedup=0.25) == math.log(2.0)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from dk_jax.rollout.episode import triggers
 from dk_jax.rollout.trajectory import (
     Trajectory,
     Turn,
@@ -181,3 +182,18 @@ def test_seeds_are_the_same_in_every_process():
     root = Path(__file__).parents[2]
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=root)
     assert int(done.stdout) == derive_seed(0, "rl", 3, "gelu")
+
+
+def test_a_speed_that_the_judge_does_not_reward_counts_for_nothing():
+    result = EvaluationResult(
+        id="1", state="done", outcome="ok", stage="timed", timing=timing(4.0), coverage=0.1, speed_rewarded=False,
+    )  # fmt: skip
+    lazy = Verdict.from_result(result)
+    assert lazy.speedup == 4.0 and lazy.earned_speedup == 0.0
+    own = Verdict.from_result(result.model_copy(update={"speed_rewarded": True, "timing": timing(1.5)}))
+    t = Trajectory(agent="policy", task="t", group="t")
+    t.turns = [Turn(text="", stop="eos", source=name, verdict=v) for name, v in (("lazy", lazy), ("own", own), ("lazy", lazy))]
+    assert t.best.source == "own"
+    assert triggers([t], alpha=1.2, beta=1.2, limit=1) == [t]
+    t.turns[1].verdict = lazy
+    assert triggers([t], alpha=1.2, beta=1.2, limit=1) == []

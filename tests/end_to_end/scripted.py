@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 
+import jax
 import numpy as np
 
 from configs.demo import get_config
@@ -79,13 +80,17 @@ class ScriptedClient:
 
 
 class ScriptedSampler:
-    """Writes a message that depends on the row's key, agent and prompt alone."""
+    """Writes a message that depends on the row's key, agent and prompt, on every parameter, and on the temperature alone."""
 
     def __init__(self, codec):
         self.codec = codec
 
     def sample(self, params, prompts, agents, keys, max_new_tokens=None, temperature=None):
-        return [self._one(list(p), AGENTS[a], int(k)) for p, a, k in zip(prompts, agents, keys, strict=True)]
+        digest = hashlib.sha256(repr(temperature).encode())
+        for leaf in jax.tree.leaves(params):
+            digest.update(np.asarray(leaf).tobytes())
+        model = int.from_bytes(digest.digest()[:4], "big")
+        return [self._one(list(p), AGENTS[a], [int(k), model]) for p, a, k in zip(prompts, agents, keys, strict=True)]
 
     def _one(self, prompt, agent, key):
         rng = np.random.default_rng(key)

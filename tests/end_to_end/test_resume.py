@@ -6,19 +6,34 @@ import jax
 import numpy as np
 import pytest
 
-from dk_jax.metrics import read_scalars
+from dk_jax.evaluation import heldout
+from dk_jax.metrics import Metrics, read_scalars
+from dk_jax.rollout.judge import Journal
+from dk_jax.rollout.trajectory import load_trajectories
+from dk_jax.skills.library import SkillLibrary
+from dk_jax.train import run as run_module
 from dk_jax.train.state import Checkpoints
 from tests.end_to_end.scripted import Killed, ScriptedClient, ScriptedRun, tiny_config
 
 
-def finish(workdir, client):
-    """Runs cold start and RL to the end; returns parameters, library version and the library's counts."""
-    run = ScriptedRun(tiny_config(), workdir, client)
+def finish(workdir, client, cfg=None):
+    """Runs cold start and RL to the end; returns parameters and optimiser state, library version and the library's counts."""
+    run = ScriptedRun(cfg or tiny_config(), workdir, client)
     try:
         state = run.rl(run.sft().trainable)
-        return jax.tree.map(np.asarray, state.trainable), run.library.version, run.library.counts()
+        return jax.tree.map(np.asarray, (state.trainable, state.opt_state)), run.library.version, run.library.counts()
     finally:
         run.close()
+
+
+def steps_written(workdir):
+    """What a run has left of each RL step: its scalars but for times, and its rollouts."""
+    scalars = [
+        {k: v for k, v in line.items() if k not in ("time", "collect_s", "update_s")}
+        for line in read_scalars(workdir / "metrics.jsonl", "rl")
+    ]
+    rollouts = {path.name: path.read_text() for path in sorted((workdir / "rollouts").glob("step_*.jsonl"))}
+    return scalars, rollouts
 
 
 def assert_same(found, wanted):
@@ -73,6 +88,116 @@ def test_skills_committed_before_a_lost_checkpoint_are_rolled_back_and_proposed_
     assert_same(finish(tmp_path, ScriptedClient()), wanted)
 
 
+@pytest.mark.parametrize(
+    ("where", "checkpoint_every"),
+    [("commit", 1), ("rollouts", 1), ("scalars", 1), ("save", 1), ("clear", 1), ("scalars", 2), ("save", 2)],
+)
+def test_killed_around_its_commit_a_step_is_whole_after_the_resume(uninterrupted, tmp_path, monkeypatch, where, checkpoint_every):
+    wanted, _, whole = uninterrupted
+    cfg = tiny_config()
+    cfg.rl.checkpoint_every = checkpoint_every
+    owner, name = {
+        "commit": (SkillLibrary, "commit"),
+        "rollouts": (run_module, "save_trajectories"),
+        "scalars": (Metrics, "scalars"),
+        "save": (Checkpoints, "save"),
+        "clear": (Journal, "clear"),
+    }[where]
+    done = getattr(owner, name)
+    seen = []
+
+    def killed_at_the_second_step(*arguments):
+        seen.append(None) if _is_rl(where, arguments) else None
+        if len(seen) == 2 and _is_rl(where, arguments):
+            raise Killed
+        return done(*arguments)
+
+    monkeypatch.setattr(owner, name, killed_at_the_second_step)
+    with pytest.raises(Killed):
+        finish(tmp_path, ScriptedClient(), cfg)
+    monkeypatch.undo()
+    assert_same(finish(tmp_path, ScriptedClient(), cfg), wanted)
+    assert steps_written(tmp_path) == steps_written(whole)
+
+
+def _is_rl(where, arguments):
+    if where == "scalars":
+        return arguments[1] == "rl"
+    if where == "save":  # the first one is of step 0
+        return "rl" in str(arguments[0].directory) and arguments[1].step > 0
+    return True
+
+
+def test_scores_are_read_back_only_for_what_they_were_made_of(tmp_path, monkeypatch):
+    made = []
+    evaluate = heldout.evaluate
+    monkeypatch.setattr(heldout, "evaluate", lambda *a, **k: made.append([t.name for t in a[2]]) or evaluate(*a, **k))
+
+    def scores(steps, max_tasks=2):
+        cfg = tiny_config()
+        cfg.rl.decay, cfg.rl.steps, cfg.evaluation.max_tasks = False, steps, max_tasks
+        run = ScriptedRun(cfg, tmp_path, ScriptedClient())
+        found = run.all()
+        run.close()
+        return found
+
+    first = scores(2)
+    assert len(made) == 2 and scores(2)["after"] == first["after"] and len(made) == 2
+    later = scores(3)
+    assert len(made) == 3, "the cold start's scores stand, those of step 2 are not those of step 3"
+    assert (later["before"], later["after"]["of"]["step"]) == (first["before"], 3)
+    more = scores(3, max_tasks=3)
+    assert [len(tasks) for tasks in made] == [2, 2, 2, 3, 3] and more["before"]["last_turn"]["samples"] == 3
+
+
+def test_the_cold_start_is_evaluated_without_the_skills_that_came_after_it(tmp_path):
+    run = ScriptedRun(tiny_config(), tmp_path, ScriptedClient())
+    run.rl(run.sft().trainable)
+    assert run.library.active()
+    run.all()
+    run.close()
+    before, after = (load_trajectories(tmp_path / "rollouts" / f"eval_{phase}.jsonl") for phase in ("sft", "rl"))
+    assert not any(t.skills for t in before) and len(before) == len(after) == 2
+
+
+def test_a_config_that_can_not_work_is_not_remembered(tmp_path):
+    for key, value in (("rl.epochs", 0), ("skills.verification", "guess"), ("tasks.kinds", ("maps",))):
+        cfg = tiny_config()
+        cfg.update_from_flattened_dict({key: value})
+        with pytest.raises(ValueError, match=key.split(".")[-1]):
+            ScriptedRun(cfg, tmp_path, ScriptedClient())
+        ScriptedRun(tiny_config(), tmp_path, ScriptedClient()).close()
+        (tmp_path / "config.json").unlink()
+
+
+@pytest.mark.parametrize("mode", ["train_from", "rollout_only"])
+def test_other_modes_take_the_library_of_their_checkpoint(uninterrupted, tmp_path, monkeypatch, mode):
+    maker = ScriptedRun(tiny_config(), tmp_path / "maker", ScriptedClient())
+    maker.rollout_only(tmp_path / "t.jsonl")
+    maker.close()
+    saved = Checkpoints.save
+
+    def killed_before_a_step_is_saved(self, state):
+        if "rl" in str(self.directory) and state.step > 0:
+            raise Killed
+        saved(self, state)
+
+    monkeypatch.setattr(Checkpoints, "save", killed_before_a_step_is_saved)
+    with pytest.raises(Killed):
+        finish(tmp_path / "a", ScriptedClient())
+    monkeypatch.undo()
+    run = ScriptedRun(tiny_config(), tmp_path / "a", ScriptedClient())
+    assert run.library.skills(), "step 1 was committed, and its checkpoint lost"
+    if mode == "train_from":
+        run.train_from(tmp_path / "t.jsonl")
+        assert (run.library.step, run.library.skills()) == (1, [])
+    else:
+        run.rollout_only(tmp_path / "again.jsonl")
+        assert run.library.skills() == []
+        assert (tmp_path / "again.jsonl").read_text() == (tmp_path / "t.jsonl").read_text()
+    run.close()
+
+
 def test_rollouts_written_to_a_file_train_as_if_they_had_just_been_made(tmp_path):
     run = ScriptedRun(tiny_config(), tmp_path / "a", ScriptedClient())
     assert run.rollout_only(tmp_path / "t.jsonl") == 2 * 3 * 2 + len(
@@ -96,9 +221,6 @@ def test_further_epochs_go_on_from_the_same_rollouts(tmp_path):
     run.rollout_only(tmp_path / "t.jsonl")
     metrics = run.train_from(tmp_path / "t.jsonl")
     assert metrics["kl"] > 0 and metrics["ratio"] != 1  # the last epoch's policy is no longer the sampler's
-    cfg.rl.epochs = 0
-    with pytest.raises(ValueError, match="rl.epochs is 0"):
-        run.rl_updater()
     run.close()
 
 

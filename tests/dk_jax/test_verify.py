@@ -1,0 +1,98 @@
+"""Verification: who writes what in which arm, what becomes of it, and what never gets there."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from dk_jax.agents.text import TaskView
+from dk_jax.rollout.trajectory import Trajectory, Turn, Verdict
+from dk_jax.rollout.verify import Call, Verifier
+from dk_jax.skills.record import SkillDraft
+from dk_jax.skills.verification import SequentialTest
+
+CONFIG = SimpleNamespace(style="compact", max_policy_tokens=20)
+TASKS = {name: SimpleNamespace(name=name) for name in ("trigger", "sibling")}
+
+
+def draft(name: str, idea: str = "threads over rows") -> SkillDraft:
+    return SkillDraft(
+        name=name, description=f"About {idea[:40]}", scope="general", tags=("omp", "rows", "cpu"),
+        content=f"Motivation: slow loops\nKey Idea: {idea}\nExample: for (long {name} = 0; {name} < n; ++{name}) {{ out[{name}] = x[{name}]; }}",
+    )  # fmt: skip
+
+
+def view(task) -> TaskView:
+    return TaskView(name=task.name, level=1, reference="", compact=f"task {task.name}", language="cpp", form="kernel", signature="")
+
+
+class Speaker:
+    """Writes "with" or "without" a skill in the prompt; messages of `cut` tasks are cut short."""
+
+    def __init__(self, room=10_000, cut=()):
+        self.codec = SimpleNamespace(encode=lambda text: text.split())
+        self.room, self.cut, self.seeds = room, cut, []
+
+    def fits(self, prompt, max_new):
+        return len(prompt) + max_new <= self.room
+
+    def speak(self, trajectories, prompts, seeds, *, max_new):
+        self.seeds += seeds
+        for trajectory, prompt in zip(trajectories, prompts, strict=True):
+            stop = "length" if trajectory.task in self.cut else "eos"
+            trajectory.turns.append(Turn(text="with" if "skills:" in prompt else "without", stop=stop))
+        return [True] * len(trajectories)
+
+
+class Judge:
+    """Kernels with the skill are three times as fast; a blank one does not build."""
+
+    def __init__(self):
+        self.arms = []
+
+    def verify(self, arms, *, phase):
+        self.arms += [(phase, arm.task.name, arm.control, arm.treated) for arm in arms]
+        return [([self._verdict(s) for s in arm.control], [self._verdict(s) for s in arm.treated]) for arm in arms]
+
+    @staticmethod
+    def _verdict(source):
+        ok = source in ("with", "without")
+        return Verdict(
+            outcome="ok" if ok else "build_failed", stage="timed" if ok else "queued", reward=0.0, noisy=False, coverage=1.0,
+            speedup={"with": 3.0, "without": 1.0}.get(source, 0.0), feedback="",
+        )  # fmt: skip
+
+
+def verified(speaker, drafts, judge=None):
+    verifier = Verifier(
+        rule=SequentialTest(min_ratio=1.0, alpha=0.1, looks=(4, 8), bar=1.2, fail_speedup=0.25), pairs_per_look=2, max_verifications=4,
+        siblings=lambda task: [TASKS["sibling"]] if task.name == "trigger" else [], device="cpu", language="cpp",
+    )  # fmt: skip
+    trajectory = Trajectory(agent="summary", task="trigger", group="g")
+    calls = [Call(trajectory=trajectory, trigger=trajectory, drafts=list(drafts))]
+    return verifier.verify(speaker, judge or Judge(), calls, TASKS, [], config=CONFIG, views=view, seed=1, step=2)
+
+
+def test_a_skill_that_helps_is_proved_on_its_task_and_a_sibling():
+    speaker, judge = Speaker(), Judge()
+    [found] = verified(speaker, [draft("rows")], judge)
+    assert found.accepted and found.effect == pytest.approx(3.0) and found.tasks == ("trigger", "sibling")
+    assert {(name, control, treated) for _, name, control, treated in judge.arms} == {
+        (name, ("without",) * 2, ("with",) * 2) for name in TASKS
+    }
+    assert len(set(speaker.seeds)) == len(speaker.seeds), "every candidate is a draw of its own"
+
+
+def test_a_message_that_was_cut_short_holds_no_kernel():
+    judge = Judge()
+    [found] = verified(Speaker(cut=("trigger", "sibling")), [draft("rows")], judge)
+    assert not found.accepted
+    assert {source for _, _, control, treated in judge.arms for source in (*control, *treated)} == {" "}
+
+
+def test_a_skill_whose_prompt_has_no_room_is_refused_alone():
+    long = draft("long", idea="x" * 300)
+    refused, found = verified(Speaker(room=400), [long, draft("rows")])
+    assert refused.problems == ["a task's prompt with it does not fit into the context"] and refused.decision is None
+    assert found.accepted
