@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 CAPTURE_BYTES = 16 * 1024
+DRAIN_BYTES = 1 << 20
 
 
 class Capture:
@@ -16,12 +17,15 @@ class Capture:
         self._head, self._tail, self._skipped = b"", b"", 0
 
     def drain(self) -> None:
-        """Reads what is there now; closes at the end of the stream."""
-        while self.fd is not None:
+        """Reads what is there now, at most `DRAIN_BYTES`: several writers may be faster than one reader. Closes at the end of
+        the stream."""
+        taken = 0
+        while self.fd is not None and taken < DRAIN_BYTES:
             try:
                 data = os.read(self.fd, 65536)
             except BlockingIOError:
                 return
+            taken += len(data)
             if not data:
                 self.close()
                 return

@@ -158,8 +158,8 @@ class Channel:
         text = bytearray(header_bytes)
         self._receive_into(memoryview(text))
         try:
-            header = json.loads(bytes(text))
-        except ValueError as error:
+            header = json.loads(bytes(text), parse_constant=_refused)
+        except (ValueError, RecursionError) as error:
             raise FrameError("message header is not JSON") from error
         if not isinstance(header, dict) or not isinstance(header.get("sizes"), list):
             raise FrameError("message header lacks its sizes")
@@ -230,3 +230,7 @@ def _offsets(sizes: Sequence[int]) -> list[int]:
 
 def _padded(size: int) -> int:
     return -(-size // ALIGN_BYTES) * ALIGN_BYTES
+
+
+def _refused(constant: str) -> float:
+    raise ValueError(f"{constant} is no JSON")

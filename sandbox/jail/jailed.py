@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from sandbox.jail.spawn import Zygote
     from sandbox.oracle.turns import Turns
 
+MAX_REQUESTS_AN_ORDER = 64
+"""Beyond any use: who sends more, ahead of the answers, only means to keep the oracle busy."""
+
 
 class Process:
     """A jailed process: `exit` is None while it runs. Use as a context manager: leaving kills it and its
@@ -39,6 +42,8 @@ class Process:
         """Asked now and then, with `pid`, whether the jail uses too much of something else; a text ends
         it."""
         self.exit: Exit | None = None
+        self.next_watch = 0.0
+        """When the zygote looks at its memory next."""
 
     def wait(self, timeout_s: float) -> Exit:
         """Waits for the end. Raises JailTimeout or JailMemory after killing it."""
@@ -115,7 +120,11 @@ class Runner(Process):
         try:
             self._channel.send(order, buffers, fds)
             message = self._channel.receive(reply_bytes)
+            requests = 0
             while "request" in message.header:
+                requests += 1
+                if requests > MAX_REQUESTS_AN_ORDER:
+                    raise FrameError(f"more than {MAX_REQUESTS_AN_ORDER} requests within one order")
                 self._answer(message.header)
                 message = self._channel.receive(reply_bytes)
         except (ChannelClosed, FrameError) as error:

@@ -70,10 +70,11 @@ class Regions:
 
     def __init__(self, pid: int):
         self._regions = []
-        with open(f"/proc/{pid}/maps") as maps:
-            for line in maps:
+        with open(f"/proc/{pid}/maps", "rb") as maps:
+            # Split here alone: a name may hold every other sign that text mode takes for the end of a line.
+            for line in os.fsdecode(maps.read()).split("\n"):
                 fields = line.split(maxsplit=5)
-                if "x" in fields[1]:
+                if len(fields) > 1 and "x" in fields[1]:
                     start, end = (int(word, 16) for word in fields[0].split("-"))
                     major, minor = (int(word, 16) for word in fields[3].split(":"))
                     path = fields[5].strip().removesuffix(" (deleted)") if len(fields) == 6 else ""

@@ -273,7 +273,6 @@ class Zygote:
           JailTimeout, JailMemory: after killing the process. ZygoteLost. Whatever the interrupt function
             raises.
         """
-        next_watch = time.monotonic() + WATCH_S
         while process.exit is None or sock is not None:
             poll = select.poll()
             poll.register(self._control, select.POLLIN)
@@ -284,22 +283,22 @@ class Zygote:
             if interruptible and self._interrupt:
                 poll.register(self._interrupt[0], select.POLLIN)
             now = time.monotonic()
-            ready = {fd for fd, _ in poll.poll(max(0.0, min(deadline, next_watch) - now) * 1000)}
+            ready = {fd for fd, _ in poll.poll(max(0.0, min(deadline, process.next_watch) - now) * 1000)}
             if process.capture.fd in ready:
                 process.capture.drain()
             if interruptible and self._interrupt and self._interrupt[0] in ready:
                 self._interrupt[1]()
-            if sock is not None and sock.fileno() in ready:
+            now = time.monotonic()
+            if sock is not None and sock.fileno() in ready and now < min(deadline, process.next_watch):
                 return
             if self._control.fileno() in ready:
                 self._read_events()
                 continue
-            now = time.monotonic()
             if now >= deadline:
                 self.kill(process)
                 raise JailTimeout("still busy at its deadline")
-            if now >= next_watch:
-                next_watch = now + WATCH_S
+            if now >= process.next_watch:  # kept over orders: many short ones are watched too
+                process.next_watch = now + WATCH_S
                 used_bytes = jail_bytes(process.pid, process.memory_bytes)
                 if used_bytes > process.memory_bytes:
                     self.kill(process)

@@ -64,7 +64,10 @@ def unpack(entries: Any, buffers: Sequence[memoryview]) -> list[torch.Tensor]:
         if buffer.nbytes != count * dtype.itemsize:
             raise ValueError(f"{buffer.nbytes} bytes for a {dtype} tensor of shape {shape}")
         flat = torch.frombuffer(buffer, dtype=dtype) if count else torch.empty(0, dtype=dtype)
-        tensors.append(flat.reshape(shape))
+        try:
+            tensors.append(flat.reshape(shape))
+        except (RuntimeError, OverflowError) as error:  # an empty tensor with sizes beyond all bounds
+            raise ValueError(f"no tensor has the shape {shape}") from error
     return tensors
 
 

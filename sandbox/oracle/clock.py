@@ -18,6 +18,8 @@ from sandbox.verdict.timing import Interval, believed_ms, hidden_ms, span, speed
 EMPTY_BLOCKS = 5
 EMPTY_MARGIN_MS = 0.05
 MAX_CALLS = 2000
+MAX_CLAIM_MS = 1e9
+"""No order takes so long; larger numbers only serve to break arithmetic."""
 SLOPE_BLOCKS = 12
 """Short and long blocks of back-to-back calls; the faster half of either counts, enough for an interval."""
 SLOW_CALL_MS = 20.0
@@ -50,8 +52,8 @@ PLANS = {
 
 
 def claim_of(value: Any) -> float:
-    """A span as a runner states it, in ms: 0 for anything that is not a positive, finite number."""
-    return float(value) if type(value) in (int, float) and 0 < value < math.inf else 0.0
+    """A span as a runner states it, in ms: 0 for anything that is not a positive number below `MAX_CLAIM_MS`."""
+    return float(value) if type(value) in (int, float) and 0 < value < MAX_CLAIM_MS else 0.0
 
 
 @dataclass

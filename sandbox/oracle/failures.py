@@ -12,6 +12,10 @@ from sandbox.protocol import Finding, Outcome
 from sandbox.verdict import feedback
 
 
+MALFORMED = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError, RuntimeError)
+"""What reading a candidate's reply can raise when the candidate has made it up."""
+
+
 class Cancelled(Exception):
     """The broker no longer wants this evaluation."""
 

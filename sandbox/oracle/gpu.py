@@ -24,7 +24,8 @@ from sandbox.jail.faults import JailError, JailReply, ZygoteLost
 from sandbox.jail.frames import Message
 from sandbox.jail.processes import members
 from sandbox.jail.tensors import encode, pack
-from sandbox.oracle.clock import Side, measure_slopes
+from sandbox.oracle.clock import MAX_CLAIM_MS, Side, measure_slopes
+from sandbox.oracle.failures import MALFORMED
 from sandbox.protocol import Timing
 from sandbox.verdict.coverage import CoverageReport, DeviceEvent, OwnKernel, own_share
 
@@ -115,8 +116,8 @@ def measure_coverage(
     try:
         events = [_event(entry) for entry in _list(header, "kernels")]
         own = [*map(_own, _list(header, "own")), *built]
-        busy_ms = float(header["busy_ms"])
-    except (KeyError, TypeError, ValueError) as error:
+        busy_ms = _milliseconds(header["busy_ms"])
+    except MALFORMED as error:
         return CoverageReport(
             coverage=None, kernels=(), note=f"the process sent a malformed profile ({error!r})"
         )
@@ -229,12 +230,16 @@ def compile_for(order: Callable[..., Message], slot: int, timeout_s: float, arch
         ZygoteLost: The judge itself is at fault.
     """
     try:
-        return CompileReport.from_json(order("compile_report", timeout_s, slot=slot).header["report"])
+        header = order("compile_report", timeout_s, slot=slot).header
     except ZygoteLost:
         raise
     except JailError as error:
         return CompileReport(arch=arch, builds=(), stopped=str(error)[:500])
-    except (KeyError, TypeError, ValueError) as error:
+    try:
+        report = CompileReport.from_json(header["report"])
+        report.summary_parts()  # what it is made of can be read
+        return report
+    except MALFORMED as error:
         return CompileReport(arch=arch, builds=(), stopped=f"the process sent a malformed report ({error!r})")
 
 
@@ -251,12 +256,23 @@ def _whole(value: Any) -> int | None:
     return value
 
 
+def _milliseconds(value: Any) -> float:
+    if type(value) not in (int, float) or not 0 <= value < MAX_CLAIM_MS:
+        raise ValueError("no such time")
+    return float(value)
+
+
+def _name(value: Any) -> str:
+    """A kernel's name as text that every encoding can carry."""
+    return str(value)[:MAX_NAME_CHARS].encode("utf-8", "replace").decode()
+
+
 def _event(entry: dict[str, Any]) -> DeviceEvent:
-    ms = float(entry["ms"])
-    if not 0 <= ms < 1e9 or entry["kind"] not in ("kernel", "memcpy", "memset"):
+    ms = _milliseconds(entry["ms"])
+    if entry["kind"] not in ("kernel", "memcpy", "memset"):
         raise ValueError("no such device event")
     return DeviceEvent(
-        name=str(entry["name"])[:MAX_NAME_CHARS],
+        name=_name(entry["name"]),
         ms=ms,
         kind=entry["kind"],
         block_threads=_whole(entry["block_threads"]),
@@ -269,7 +285,7 @@ def _own(entry: dict[str, Any]) -> OwnKernel:
     if entry["origin"] != "triton":
         raise ValueError("only Triton's kernels are known to the process alone")
     return OwnKernel(
-        name=str(entry["name"])[:MAX_NAME_CHARS],
+        name=_name(entry["name"]),
         origin=entry["origin"],
         block_threads=_whole(entry["block_threads"]),
         registers=_whole(entry["registers"]),

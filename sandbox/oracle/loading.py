@@ -138,7 +138,7 @@ class Loader:
             seed=secrets.randbits(40),
             load_s=options.load_s,
             check_s=options.check_s,
-            share_memory=lambda runner, n_bytes: self._share_memory(runner, job.task.device, n_bytes),
+            share_memory=lambda runner, n_bytes: self._share_memory(runner, job.task.device, n_bytes, trusted=True),
         )
 
     def _on_device(self, runner: Runner, device: str) -> None:
@@ -147,11 +147,14 @@ class Loader:
             runner.watch, runner.turns = device_watch(device), self._turns(device)
             runner.excuse = lambda supervisor: crowded(device, supervisor)
 
-    def _share_memory(self, runner: Runner, device: str, n_bytes: int) -> None:
-        """Gives a runner on a GPU an arena for `n_bytes` each way; once that is refused, all goes through the host.
+    def _share_memory(self, runner: Runner, device: str, n_bytes: int, *, trusted: bool) -> None:
+        """Gives a runner on a GPU an arena for `n_bytes` each way; once this host refuses that, all goes through the host.
+
+        Whether it does is for the driver or a runner of ours to say (`trusted`). Where the reference has an arena, a candidate
+        that can't open its own has seen to that.
 
         Raises:
-          JailError: the runner is gone.
+          JailError: the runner is gone, or a candidate's refuses.
         """
         if device == "cpu" or self._no_arenas or 2 * n_bytes > MAX_ARENA_BYTES:
             return
@@ -166,6 +169,8 @@ class Loader:
             runner.call("open_arena", ARENA_S, fds=[fd], bytes=carrier.bytes)
         except JailReply as error:
             carrier.close()
+            if not trusted:
+                raise
             self._refused(device, error)
         except BaseException:
             carrier.close()
@@ -254,7 +259,7 @@ class Loader:
             blamed = blamed_on_candidate(runner, "loading", order["timeout_s"], options.memory_bytes)
             with verdict.measured("load"), blamed:
                 reply = runner.call(buffers=buffers, tensors=entries, **order).header
-                self._share_memory(runner, job.task.device, reference.traffic_bytes)
+                self._share_memory(runner, job.task.device, reference.traffic_bytes, trusted=False)
         except BaseException:
             runner.close()
             raise

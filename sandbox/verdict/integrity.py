@@ -23,11 +23,11 @@ def own_libraries(pids: Iterable[int]) -> set[str] | None:
 
     None where the kernel does not let this process look.
     """
-    lines: list[str] = []
+    lines: list[str] = []  # the kernel escapes line feeds in names, and nothing else that text mode would take for an end
     try:
         for pid in pids:
-            with open(f"/proc/{pid}/maps") as maps:
-                lines += maps.read().splitlines()
+            with open(f"/proc/{pid}/maps", "rb") as maps:
+                lines += os.fsdecode(maps.read()).split("\n")
     except OSError:
         return None
     found = set()

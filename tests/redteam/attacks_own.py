@@ -129,6 +129,19 @@ judge.Runner.do_run = run
 """,
     ),
     _patched(
+        "bottomless_header",
+        "a header nested deeper than any parser goes, straight on to the channel",
+        """
+import os, stat, struct
+for fd in range(3, 10):
+    try:
+        if stat.S_ISSOCK(os.fstat(fd).st_mode): os.write(fd, struct.pack("!4sIQ", b"DKF1", 100000, 0) + b"[" * 100000)
+    except OSError:
+        pass
+""",
+        outcomes=("load_failed",),
+    ),
+    _patched(
         "malformed_tensors",
         "descriptions of tensors that do not fit their bytes",
         """

@@ -333,6 +333,26 @@ static float short_exp(float v) {
     ),
     Case(
         number=17,
+        name="softmax_without_its_maximum_slowly",
+        why="as before, and so slow while it is checked that no time would be left for inputs of other distributions",
+        candidate=stateless_kernel(
+            """
+    static int calls = 0;
+    struct timespec pause = {0, 900000000};
+    if (calls++ < 3) nanosleep(&pause, nullptr);
+    for (long i = 0; i < x_d0; ++i) {
+        float sum = 0;
+        for (long j = 0; j < x_d1; ++j) sum += out[i * x_d1 + j] = expf(x[i * x_d1 + j] > 7 ? 7 : x[i * x_d1 + j]);
+        for (long j = 0; j < x_d1; ++j) out[i * x_d1 + j] /= sum;
+    }
+""",
+            "#include <ctime>",
+        ),
+        task=SOFTMAX,
+        outcomes=("incorrect",),
+    ),
+    Case(
+        number=17,
         name="inverse_by_a_short_series",
         why="I - E + E^2 - E^3 + E^4 inverts matrices that are almost the identity, and only those",
         candidate=stateless_module(

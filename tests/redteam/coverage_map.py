@@ -103,7 +103,7 @@ ATTACKS = {
     ),
     17: _on(
         "an approximation for one distribution of inputs",
-        "softmax_without_its_maximum inverse_by_a_short_series",
+        "softmax_without_its_maximum softmax_without_its_maximum_slowly inverse_by_a_short_series",
     ),
     18: _on(
         "answers computed where nobody times",
@@ -183,7 +183,7 @@ ATTACKS = {
         "a forged result",
         "forged_result_on_stdout garbage_on_the_channel dup2_over_the_channel "
         "forged_reply_with_the_stolen_nonce whole_runner_replaced result_file result_in_a_pipe_with_a_name "
-        "huge_header channel_shared_with_a_child",
+        "huge_header bottomless_header channel_shared_with_a_child",
     ),
     43: _on(
         "tracing, memory of others, signals",

@@ -159,6 +159,8 @@ def test_libraries_are_linked_by_the_names_on_a_list():
         ({"extra_cflags": ["-D" + "X" * 400]}, "at most"),
         ({"functions": ["f", 1]}, "functions"),
         ({"functions": ["f); system(\"id\""]}, "does not name"),
+        ({"functions": ["a" + "<>::a" * 38 + "!"]}, "does not name"),
+        ({"functions": ["f<int"]}, "does not name"),
         ({"functions": [f"f{n}" for n in range(300)]}, "functions"),
         ({"functions": 3}, "functions"),
         ({"files": [["../x.cpp", ""]]}, "plain names"),
@@ -373,3 +375,13 @@ def test_requests_are_counted_and_end_with_the_checks():
     serve = later.served_to(no_builder)
     later.close()
     assert "not later" in serve({"request": "extension", **CALL})[0]["error"]
+
+
+@pytest.mark.parametrize("name", ["f", "ns::f", "::ns::f<float, 4>", "f<ns::T*>", "ns::g<a<b>>"])
+def test_functions_may_be_qualified_and_have_template_arguments(name):
+    assert parse_request({**CALL, "functions": [name]}).functions[0][0] == name
+
+
+def test_a_source_full_of_openings_of_comments_is_read_at_once():
+    hostile = "/*a" * (MAX_SOURCE_BYTES // 4)
+    assert parse_request({**CALL, "cpp_sources": hostile}).text.strip() == ""

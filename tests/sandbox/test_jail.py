@@ -10,8 +10,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sandbox.jail.capture import Capture
 from sandbox.jail.faults import JailDied, JailMemory, JailReply, JailTimeout
-from sandbox.jail.frames import MAGIC, PREFIX, Channel, ChannelClosed, FrameError
+from sandbox.jail.frames import MAGIC, PREFIX, Channel, ChannelClosed, FrameError, Message
+from sandbox.jail.jailed import MAX_REQUESTS_AN_ORDER
 from sandbox.jail.limits import Limits
 from sandbox.jail.spawn import Zygote
 from sandbox.jail.tensors import DTYPES, decode, encode, pack, unpack
@@ -95,6 +97,8 @@ def test_what_could_run_code_is_not_encoded():
         PREFIX.pack(MAGIC, 2, 0) + b"{}",
         PREFIX.pack(MAGIC, 2, 0) + b"[]",
         PREFIX.pack(MAGIC, 3, 0) + b"\xff\xff\xff",
+        PREFIX.pack(MAGIC, 100_000, 0) + b"[" * 100_000,
+        PREFIX.pack(MAGIC, 51, 0) + b'{"nonce":"n","sequence":0,"sizes":[],"ms":Infinity}',
         PREFIX.pack(MAGIC, 39, 0) + b'{"nonce":"wrong","sequence":0,"sizes":[]}'[:39],
     ],
 )
@@ -131,6 +135,7 @@ def test_malformed_tensor_descriptions_are_refused():
         ([{"dtype": "float32", "shape": [2]}], 4),
         ([{"dtype": "object", "shape": [1]}], 8),
         ([{"dtype": "float32", "shape": [-1]}], 4),
+        ([{"dtype": "float32", "shape": [1 << 62, 1 << 62, 0]}], 0),
     ]:
         with pytest.raises(ValueError):
             unpack(entries, [memoryview(bytearray(size))])
@@ -198,6 +203,36 @@ def test_output_is_kept_in_part_only(runner):
     assert (caught.value.exit.code, caught.value.exit.signal) == (3, 0)
     assert caught.value.output.endswith("last words") and len(caught.value.output) <= 2000
     assert len(runner.capture.text()) < 40_000
+
+
+def test_requests_ahead_of_their_answers_end_the_order(runner, monkeypatch):
+    answered = []
+    monkeypatch.setattr(runner, "_answer", answered.append)
+    monkeypatch.setattr(runner._channel, "receive", lambda reply_bytes: Message({"request": "x"}, []))
+    with pytest.raises(JailDied, match="more than 64 requests"):
+        runner.call("inputs", 5.0)
+    assert len(answered) == MAX_REQUESTS_AN_ORDER
+
+
+def test_whoever_prints_faster_than_we_read_does_not_hold_us_up(monkeypatch):
+    reader, writer = os.pipe()
+    capture = Capture(reader)
+    monkeypatch.setattr("sandbox.jail.capture.os.read", lambda fd, size: b"x" * size)  # never empty
+    capture.drain()
+    monkeypatch.undo()
+    assert "bytes left out" in capture.text()
+    os.close(writer)
+    capture.close()
+
+
+def test_memory_is_watched_over_many_short_orders(zygote):
+    with zygote.runner(LIMITS, 1 << 30) as runner:
+        load(runner, ADD_BIAS)
+        runner.memory_bytes = 1 << 20  # less than it has
+        with pytest.raises(JailMemory):
+            for _ in range(1000):
+                runner.call("inputs", 5.0, seed=1, slot=0, reply_bytes=1 << 26)
+                time.sleep(0.001)
 
 
 def test_a_runner_ends_with_its_oracle(tmp_path):

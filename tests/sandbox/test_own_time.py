@@ -1,5 +1,6 @@
 """Looking at running threads from outside changes nothing for them; shares rule only where they say something."""
 
+import mmap
 import os
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import pytest
 from sandbox.jail.pointers import Region, Regions, places, running
 from sandbox.oracle import own_time
 from sandbox.oracle.own_time import OwnTime, measure_own_time, owner_of
+from sandbox.verdict.integrity import own_libraries
 from tests.sandbox.helpers import eventually
 
 COUNTING = """
@@ -112,3 +114,18 @@ def test_whose_code_it_is_is_told_by_what_no_candidate_can_choose():
     assert at(f"{sys.prefix}/lib/python3/site-packages/torch/lib/libtorch_cpu.so") == "libraries"
     for path in ("/home/user/libc.so.6", "/memfd:libm.so.6", "/dev/shm/libgomp.so", "", "[heap]"):
         assert at(path) == "libraries", path
+
+
+@pytest.mark.parametrize("name", [b"a\rb r-xp 0 00:01 9", b"caf\xff", "a\u2028b".encode()])
+def test_no_name_of_a_mapped_file_forges_a_line_of_the_map_or_blinds_whoever_reads_it(tmp_path, name):
+    path = os.fsencode(tmp_path) + b"/" + name
+    with open(path, "wb") as file:
+        file.write(bytes(4096))
+    fd = os.open(path, os.O_RDONLY)
+    lines = len(Regions(os.getpid())._regions)
+    with mmap.mmap(fd, 4096, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_EXEC):
+        found = [region for region in Regions(os.getpid())._regions if region.file[1] == os.fstat(fd).st_ino]
+        assert [os.fsencode(region.path) for region in found] == [path]
+        assert len(Regions(os.getpid())._regions) == lines + 1
+        assert os.fsdecode(path) in own_libraries([os.getpid()])
+    os.close(fd)
