@@ -149,6 +149,9 @@ def get_config() -> ConfigDict:
         dict(
             steps=27,
             epochs=1,  # updates from one step's rollouts; beyond the first, clipping bounds them
+            imitation=2.0,  # weight of the cold start's loss on some of its rows in each update; 0 for none
+            imitation_rows=32,
+            interpolation=0.5,  # of the way from the cold start's parameters to RL's, where a run ends
             optimizer="adamw",
             lr=7e-4,
             warmup=2,  # steps

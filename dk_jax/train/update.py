@@ -112,23 +112,13 @@ class Updater:
             lambda tree: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), tree), out_shardings=whole
         )
 
-    def update(
-        self,
-        trainable: Any,
-        frozen: Any,
-        opt_state: Any,
-        batches: Iterable[dict[str, np.ndarray]],
-    ) -> tuple[Any, Any, dict[str, float]]:
-        """Returns new (trainable, opt_state) and metrics. `trainable` and `opt_state` are donated.
-
-        Metrics: grad_norm, loss, tokens, and means over tokens of what the loss tells (entropy, ...); in the cold start also
-        loss_AGENT and tokens_AGENT, mean negative log-likelihood and number of the agent's tokens, where it has any.
-
-        Raises FloatingPointError, leaving nothing applied, when the gradient is not finite.
-        """
+    def gradient(
+        self, trainable: Any, frozen: Any, batches: Iterable[dict[str, np.ndarray]]
+    ) -> tuple[Any, dict[str, Any]]:
+        """The gradient of the loss, summed over microbatches, and the sums that the loss tells; nothing is donated."""
         batches = list(batches)
         if not batches:
-            raise ValueError("an update needs at least one microbatch")
+            raise ValueError("a gradient needs at least one microbatch")
 
         def run(stream: int) -> tuple[Any, dict[str, Any]]:
             total, sums = self._zeros(trainable), {}
@@ -148,6 +138,30 @@ class Updater:
             for more, stats in parts[1:]:
                 total = self._add(total, more)
                 sums = {k: sums[k] + stats[k] for k in sums}
+        return total, sums
+
+    def update(
+        self,
+        trainable: Any,
+        frozen: Any,
+        opt_state: Any,
+        batches: Iterable[dict[str, np.ndarray]],
+        *,
+        more: Any = None,
+    ) -> tuple[Any, Any, dict[str, float]]:
+        """Returns new (trainable, opt_state) and metrics. `trainable` and `opt_state` are donated.
+
+        Args:
+          more: a gradient of another loss that is added to this one's.
+
+        Metrics: grad_norm, loss, tokens, and means over tokens of what the loss tells (entropy, ...); in the cold start also
+        loss_AGENT and tokens_AGENT, mean negative log-likelihood and number of the agent's tokens, where it has any.
+
+        Raises FloatingPointError, leaving nothing applied, when the gradient is not finite.
+        """
+        total, sums = self.gradient(trainable, frozen, batches)
+        if more is not None:
+            total = self._add(total, more)
         norm = float(optax.global_norm(total))
         if not np.isfinite(norm):
             raise FloatingPointError(

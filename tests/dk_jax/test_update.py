@@ -1,0 +1,83 @@
+"""The joint update: what it adds up, whatever way the work is shared out, and that a fresh policy's ratio is 1."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+
+from dk_jax.generation.sampler import SamplerConfig, make_sampler
+from dk_jax.models.backbone import build_backbone
+from dk_jax.models.config import AGENTS, BackboneConfig
+from dk_jax.train.batch import Row, microbatches
+from dk_jax.train.update import LossConfig, Updater, make_optimizer
+
+CFG = BackboneConfig(
+    family="qwen3", vocab_size=40, d_model=16, n_layers=2, n_heads=2, n_kv_heads=1, head_dim=8, d_ff=24, head_rank=2, init_std=0.3,
+)  # fmt: skip
+STATIC, PARAMS = build_backbone(CFG, jax.random.key(0))
+NOTHING = jax.tree.map(lambda leaf: None, PARAMS)  # is frozen
+
+
+def updater(kind="policy", *, streams=1, temperature=1.0, **loss):
+    optimizer = make_optimizer(lr=1e-2, warmup=1, steps=10, weight_decay=0.0, clip_norm=1.0, decay=False)
+    return Updater(STATIC, optimizer, LossConfig(kind=kind, temperature=temperature, **loss), streams=streams)
+
+
+def rows(n=5, seed=0):
+    rng = np.random.default_rng(seed)
+    found = []
+    for i in range(n):
+        length = 6 + 3 * i
+        found.append(
+            Row(tokens=rng.integers(0, 40, length).tolist(), loss=[0.0] * 3 + [1.0] * (length - 3), advantage=rng.normal(size=length).tolist(),
+                old_logp=(-3.0 + 0.1 * rng.normal(size=length)).tolist(), agent=i % len(AGENTS), weight=0.1 * (i + 1))
+        )  # fmt: skip
+    return found
+
+
+def close(a, b, **tolerance):
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        np.testing.assert_allclose(x, y, **tolerance)
+
+
+@pytest.mark.parametrize("kind", ["nll", "policy"])
+def test_streams_and_microbatches_only_share_out_the_work(kind):
+    whole, told = updater(kind).gradient(PARAMS, NOTHING, microbatches(rows(), size=8, step=32))
+    for streams, size in ((1, 2), (2, 2), (3, 1)):
+        parts, stats = updater(kind, streams=streams).gradient(PARAMS, NOTHING, microbatches(rows(), size=size, step=8))
+        close(parts, whole, rtol=1e-4, atol=1e-5)  # entries go up to 5
+        assert {k: float(v) for k, v in stats.items()} == pytest.approx({k: float(v) for k, v in told.items()}, rel=1e-4, abs=1e-5)
+
+
+def test_another_gradient_is_added_before_clipping():
+    own, other = updater("policy"), updater("nll")
+    batches = list(microbatches(rows(), size=8, step=32))
+    a, b = own.gradient(PARAMS, NOTHING, batches)[0], other.gradient(PARAMS, NOTHING, batches)[0]
+    copy = jax.tree.map(lambda leaf: leaf.copy(), PARAMS)
+    _, _, metrics = own.update(copy, NOTHING, own.optimizer.init(copy), batches, more=b)
+    both = np.sqrt(sum(float(((x + y) ** 2).sum()) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)))
+    assert metrics["grad_norm"] == pytest.approx(both, rel=1e-4)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_tokens_that_the_sampler_has_just_drawn_have_the_ratio_1(temperature):
+    config = SamplerConfig(
+        eos_id=1, max_new_tokens=12, temperature=temperature, max_length_tokens=48, batch_buckets=(4,), prompt_buckets=(16,), block=8,
+        cache_step=64,
+    )  # fmt: skip
+    prompts = [[2 + i, 3, 5 + i] for i in range(4)]
+    samples = make_sampler(STATIC, config).sample(PARAMS, prompts, [0, 1, 2, 0], list(range(4)))
+    found = [
+        Row(tokens=prompt + sample.tokens, loss=[0.0] * 3 + [1.0] * len(sample.tokens), advantage=[1.0] * (3 + len(sample.tokens)),
+            old_logp=[0.0] * 3 + [float(p) for p in sample.logp_sample], agent=agent, weight=1.0)
+        for prompt, sample, agent in zip(prompts, samples, (0, 1, 2, 0), strict=True)
+    ]  # fmt: skip
+    copy = jax.tree.map(lambda leaf: leaf.copy(), PARAMS)
+    own = updater(temperature=temperature)
+    _, _, metrics = own.update(copy, NOTHING, own.optimizer.init(copy), microbatches(found, size=4, step=32))
+    assert metrics["ratio"] == pytest.approx(1.0, abs=1e-4) and metrics["kl"] < 1e-6
+    wrong = updater(temperature=2.0 * temperature)
+    copy = jax.tree.map(lambda leaf: leaf.copy(), PARAMS)
+    _, _, off = wrong.update(copy, NOTHING, wrong.optimizer.init(copy), microbatches(found, size=4, step=32))
+    assert abs(off["ratio"] - 1.0) > 1e-2, "another temperature shows"
