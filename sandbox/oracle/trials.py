@@ -33,7 +33,7 @@ TIMED_SLOTS = 3
 """Input sets that are kept and rotated through while timing."""
 VARIANT_SLOT, LATE_SLOT = 900, 901
 VARIANTS_SHARE = 0.3
-"""Variants are tried while no more than this share of the checking time is used up."""
+"""Variants are tried while the judge and the reference have used up no more than this share of the checking time on them."""
 MANY_BYTES = 256 << 20
 """Inputs larger than this are held once, not once a slot."""
 
@@ -68,7 +68,7 @@ class Trials:
                 if self._trial(number, number % n_slots, deadline) > MANY_BYTES:
                     n_slots = 1
         # A limit of its own, and the candidate's time is no reason to leave any out: it would only have to be slow.
-        started, self._candidate_s = time.monotonic(), 0.0
+        started = time.monotonic()
         for variant in self._job.task.variants:
             if time.monotonic() - started - self._candidate_s > VARIANTS_SHARE * options.check_s:
                 self._verdict.notes.append(f"no time was left to check other input distributions ({variant})")
