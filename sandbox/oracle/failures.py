@@ -11,7 +11,6 @@ from sandbox.oracle.room import DeviceFull
 from sandbox.protocol import Finding, Outcome
 from sandbox.verdict import feedback
 
-
 MALFORMED = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError, RuntimeError)
 """What reading a candidate's reply can raise when the candidate has made it up."""
 

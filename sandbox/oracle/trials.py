@@ -14,7 +14,7 @@ from sandbox.jail.jailed import Runner
 from sandbox.oracle.audit import RULED_BY, AuditFailed, GpuParts, audit, draw_pool, on_gpu, on_host, rule
 from sandbox.oracle.clock import claim_of
 from sandbox.oracle.draft import Draft, Job
-from sandbox.oracle.failures import Failure, blamed_on_candidate
+from sandbox.oracle.failures import MALFORMED, Failure, blamed_on_candidate
 from sandbox.oracle.reference import (
     Inputs,
     Outputs,
