@@ -17,7 +17,7 @@ IDIOMS = (
     r"; (?:\+\+[a-z]|[a-z] \+= [a-z0-9]+)\) \{",
     r"\n *(?:float|long) [a-z] = ",
     r"\n *out\[[a-z](?: \+ [a-z])?\] = ",
-    r"/\*[0-9]+\*/ ",
+    r"// [0-9]+: ",
     r"v = v?",
     r"x = [a-z_0-9]+\(x\)",
     r"x = x [-+*/](?: [a-z_]+)?",
@@ -134,10 +134,10 @@ def get_config() -> ConfigDict:
             turns=2,  # T
             summaries=2,  # s: summaries a trigger
             temperature=1.0,
-            max_policy_tokens=200,
+            max_policy_tokens=256,
             max_selection_tokens=48,
             max_summary_tokens=160,
-            max_context_tokens=768,
+            max_context_tokens=1024,
             max_rows=64,  # rows decoded at once
             cache_step=256,  # their caches grow in multiples of it, each compiled once
             headers=8,  # skill headers shown to the selection agent
@@ -149,9 +149,10 @@ def get_config() -> ConfigDict:
         dict(
             steps=27,
             epochs=1,  # updates from one step's rollouts; beyond the first, clipping bounds them
-            imitation=2.0,  # weight of the cold start's loss on some of its rows in each update; 0 for none
+            imitation=0.0,  # weight of the cold start's loss on some of its rows in each update; 0 for none
             imitation_rows=32,
-            interpolation=0.5,  # of the way from the cold start's parameters to RL's, where a run ends
+            interpolation=1.0,  # of the way from the cold start's parameters to RL's, where a run ends
+            only=("mlp", "heads"),  # modules that RL changes; () for all. Attention holds what copies the task, and needs no change
             optimizer="adamw",
             lr=7e-4,
             warmup=2,  # steps

@@ -67,7 +67,7 @@ def get_config() -> ConfigDict:
             max_skills=2,
         )
     )
-    c.rl.update(dict(steps=12, imitation=0.0, interpolation=1.0, lr=1e-4, decay=False, clip_norm=1.0, microbatch=8, loss_scale=1000.0))
+    c.rl.update(dict(steps=12, only=(), lr=1e-4, decay=False, clip_norm=1.0, microbatch=8, loss_scale=1000.0))
     c.rl.checkpoint_every = 2
     c.rl.profiling_low = 0.3
     c.skills.update(dict(max_triggers=3, max_verifications=3, pairs_per_look=2, looks=2))

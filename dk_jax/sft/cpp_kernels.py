@@ -7,12 +7,14 @@ intent, no verdict: the sandbox compiles, checks and times each of them before a
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from dk_jax.sft.cpp_blocks import block_variants
 from dk_jax.sft.cpp_columns import column_variants, transpose_variants
 from dk_jax.sft.cpp_maps import map_variants
 from dk_jax.sft.cpp_matmul import matmul_variants
 from dk_jax.sft.cpp_mistakes import broken_variants, wrong_variants
-from dk_jax.sft.cpp_ops import Generator, Variant, spec_of
+from dk_jax.sft.cpp_ops import Generator, Variant, quoting, spec_of
 from dk_jax.sft.cpp_rows import norm_variants, reduce_variants
 from dk_jax.sft.cpp_windows import scan_variants, window_variants
 from dk_jax.tasks.spec import Kind
@@ -75,4 +77,5 @@ def cpp_variants(task: Task) -> list[Variant]:
     for variant in generate(task):
         distinct.setdefault(variant.source, variant)
     rights = list(distinct.values())
-    return [*rights, *wrong_variants(rights), *broken_variants(rights)]
+    variants = [*rights, *wrong_variants(rights), *broken_variants(rights)]
+    return [replace(variant, source=quoting(variant.source, task.statements)) for variant in variants]

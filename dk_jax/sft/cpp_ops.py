@@ -1,15 +1,16 @@
 """C++ text of a spec's elementwise stages and the pieces that every kernel generator shares.
 
 A reference line becomes one statement on the running value `v`, in the same order and with the same
-constants, so that a small model can translate line by line whatever the composition. Each such statement is
-marked with the number of its reference line, /*2*/ for the second, in every pass that computes it: a reader
-finds the line by its mark, and a model that writes the mark first knows which line it is translating. What a
-generator chooses is the schedule around those statements.
+constants, so that a small model can translate line by line whatever the composition. Above each such statement
+stands its reference line with its number, // 2: x = x * scale, in every pass that computes it: a reader sees
+what it is, and a model that first writes the line off the task has only to translate what it has just written.
+What a generator chooses is the schedule around those statements.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dk_jax.tasks.ops import number
@@ -52,6 +53,9 @@ _BINARY: dict[str, str] = {
 }
 
 
+_MARKED = re.compile(r"^( *)/\*(\d+)\*/ ", re.MULTILINE)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Variant:
     """One way to write a task's kernel.
@@ -88,8 +92,13 @@ def constant(value: float) -> str:
 
 
 def mark(stage: Stage) -> str:
-    """The comment that says which reference line a statement belongs to."""
+    """The number of the reference line that a statement belongs to, for `quoting`."""
     return f"/*{stage.line}*/ "
+
+
+def quoting(source: str, lines: Sequence[str]) -> str:
+    """The source with each mark made a comment above the statement that quotes its reference line (`lines`, the first is 1)."""
+    return _MARKED.sub(lambda m: f"{m[1]}// {m[2]}: {lines[int(m[2]) - 1]}\n{m[1]}", source)
 
 
 def statements(stages: Iterable[MapStage], access: Access, v: str = "v") -> list[str]:

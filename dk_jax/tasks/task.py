@@ -63,13 +63,17 @@ class Task:
     @cached_property
     def compact(self) -> str:
         """The task in few tokens for a small model: shapes, forward's statements without prefixes, and the C
-        signature. Statements are marked with their numbers as in the cold start's kernels (`sft.cpp_ops`)."""
-        lines = [re.sub(r"\b(?:self|torch|F|nn)\.", "", line) for line in _forward_statements(self)]
+        signature. Statements stand as the comments that quote them in the cold start's kernels (`sft.cpp_ops`)."""
         if self.spec is None:
-            return "\n".join(lines)
+            return "\n".join(self.statements)
         shapes = "; ".join(" ".join([name, *map(str, shape)]) for name, shape in self.arguments)
-        lines = [f"/*{number}*/ {line}" for number, line in enumerate(lines, 1)]
+        lines = [f"// {number}: {line}" for number, line in enumerate(self.statements, 1)]
         return "\n".join([shapes, *lines, self.cpp_signature])
+
+    @cached_property
+    def statements(self) -> tuple[str, ...]:
+        """Forward's statements, one a line, without the prefixes of modules."""
+        return tuple(re.sub(r"\b(?:self|torch|F|nn)\.", "", line) for line in _forward_statements(self))
 
 
 @dataclass(frozen=True)

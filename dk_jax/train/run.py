@@ -84,6 +84,7 @@ class Run:
             raise setup.ConfigError(
                 f"rl.imitation={cfg.rl.imitation}, rl.imitation_rows={cfg.rl.imitation_rows}: a weight of at least 0 on at least one row is needed"
             )
+        setup.check_modules(cfg)
         if cfg.rl.epochs < 1:
             raise setup.ConfigError(f"rl.epochs is {cfg.rl.epochs}: a step makes at least one update from its rollouts")
         remember_config(cfg, self.workdir)
@@ -276,6 +277,7 @@ class Run:
                 clip_norm=c.clip_norm,
                 decay=c.decay,
                 kind=c.optimizer,
+                only=c.only,
             ),
             LossConfig(
                 kind="policy",

@@ -198,6 +198,17 @@ def make_model(cfg: ConfigDict, codec: Codec) -> Model:
     return Model(static=static, trainable=replicated(trainable), frozen=replicated(frozen), codec=codec, config=config)
 
 
+def check_modules(cfg: ConfigDict) -> None:
+    """Raises ConfigError where `rl.only` names a module that no backbone of this config has."""
+    size = dict(vocab_size=8, d_model=8, n_layers=1, n_heads=1, n_kv_heads=1, head_dim=8, d_ff=8)
+    _, params = abstract_backbone(
+        BackboneConfig(family=cfg.model.family, head_rank=cfg.model.head_rank, lora_rank=cfg.model.lora_rank, **size)
+    )
+    names = {entry.key for path, _ in jax.tree_util.tree_leaves_with_path(params) for entry in path}
+    if unknown := sorted(set(cfg.rl.only) - names):
+        raise ConfigError(f"rl.only names {', '.join(unknown)}: the backbone has {', '.join(sorted(names))}; () trains everything")
+
+
 def make_judge(cfg: ConfigDict, socket: str, journal: Journal | None) -> SandboxJudge:
     """A judge on a running sandbox. Raises ConfigError where that sandbox can't judge this config's language."""
     s = cfg.sandbox

@@ -24,7 +24,7 @@ INCLUDES = "#include <math.h>\n#include <stddef.h>\n#include <stdint.h>\n#includ
 # One task of each kind and level; all others are of the same generators.
 SAMPLE = list({(task.spec.kind, task.level, task.split): task for task in SUITE if task.level != 1}.values())
 GENERATED = generate_tasks(7, 40)
-MARK = re.compile(r"/\*(\d+)\*/ ")
+MARK = re.compile(r"// (\d+): .*(?:\n *)?")
 
 
 def sizes(task):
@@ -114,25 +114,30 @@ def test_reference_lines_become_statements_in_order_with_the_same_constants():
     (first, *_) = cpp_variants(SUITE.get("shift_square_mix_half"))
     wanted = [
         "float v = x[i];",
-        "/*1*/ v = v - 0.5f;",
-        "/*2*/ v = v * v;",
-        "/*3*/ v = v * scale[i % scale_n];",
-        "/*4*/ v = v + 0.5f * y[i];",
+        "// 1: x = x - 0.5",
+        "v = v - 0.5f;",
+        "// 2: x = x * x",
+        "v = v * v;",
+        "// 3: x = x * scale",
+        "v = v * scale[i % scale_n];",
+        "// 4: x = x + 0.5 * y",
+        "v = v + 0.5f * y[i];",
     ]
-    assert re.findall(r"^ +((?:/.*/ )?(?:float )?v = .*)$", first.source, re.MULTILINE) == wanted
+    assert re.findall(r"^ +((?://.*|(?:float )?v = .*))$", first.source, re.MULTILINE) == wanted
 
 
 @pytest.mark.parametrize("kind", ["map", "reduce", "norm", "column"])
-def test_marks_name_reference_lines_that_exist_and_none_is_missing(kind):
+def test_comments_quote_the_reference_lines_and_none_is_missing(kind):
     """Every line has its statement, and within a pass marks only ever rise."""
     for task in SUITE:
         if task.spec.kind != kind:
             continue
-        lines = [line for line in task.compact.splitlines() if line.startswith("/*")]
+        lines = [line for line in task.compact.splitlines() if line.startswith("//")]
         assert [int(MARK.match(line).group(1)) for line in lines] == list(range(1, len(task.spec.stages) + 1))
         for variant in cpp_variants(task):
             if variant.intent not in ("good", "slow"):
                 continue
+            assert set(re.findall(r"//.*", variant.source)) == set(lines), variant.source
             marks = [int(n) for n in MARK.findall(variant.source)]
             assert set(marks) == set(range(1, len(lines) + 1)), variant.source
             for one_pass in re.split(r"float v = \w+\[", variant.source)[1:]:

@@ -100,9 +100,9 @@ def test_compact_text_has_shapes_statements_and_signature():
     task = SUITE.get("linear_activation_relu")
     assert task.compact.splitlines() == [
         "x 4096 16; fc_weight 128 16; fc_bias 128",
-        "/*1*/ x = fc(x)",
-        "/*2*/ x = relu(x)",
-        "/*3*/ x = x * 2.0",
+        "// 1: x = fc(x)",
+        "// 2: x = relu(x)",
+        "// 3: x = x * 2.0",
         'extern "C" void kernel(const float* x, const float* fc_weight, const float* fc_bias, float* out)',
     ]
 

@@ -81,3 +81,27 @@ def test_tokens_that_the_sampler_has_just_drawn_have_the_ratio_1(temperature):
     copy = jax.tree.map(lambda leaf: leaf.copy(), PARAMS)
     _, _, off = wrong.update(copy, NOTHING, wrong.optimizer.init(copy), microbatches(found, size=4, step=32))
     assert abs(off["ratio"] - 1.0) > 1e-2, "another temperature shows"
+
+
+def test_only_the_named_modules_change_and_only_they_count_in_the_norm():
+    optimizer = make_optimizer(lr=1e-2, warmup=1, steps=10, weight_decay=0.1, clip_norm=1.0, decay=False, only=("mlp", "heads"))
+    own = Updater(STATIC, optimizer, LossConfig(kind="policy"))
+    start = jax.tree.map(lambda leaf: leaf.copy(), PARAMS)
+    state = own.optimizer.init(start)
+    after, _, _ = own.update(start, NOTHING, state, list(microbatches(rows(), size=8, step=32)))
+    changed = {
+        "/".join(entry.key for entry in path): bool((a != b).any())
+        for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(PARAMS), jax.tree.leaves(after), strict=True)
+    }
+    assert {name for name, differs in changed.items() if differs} == {n for n in changed if "mlp/" in n or n.startswith("heads/")}
+    assert any("mlp/" in n for n in changed) and any("attention" in n for n in changed)
+    # Clipping goes by what is trained: a huge gradient elsewhere leaves the step as it is.
+    gradient = jax.tree_util.tree_map_with_path(lambda path, p: np.ones(p.shape, p.dtype) * (1e6 if path[0].key == "embed" else 1e-3), PARAMS)
+    small = jax.tree.map(lambda p: np.ones(p.shape, p.dtype) * 1e-3, PARAMS)
+    close(optimizer.update(gradient, optimizer.init(PARAMS), PARAMS)[0], optimizer.update(small, optimizer.init(PARAMS), PARAMS)[0])
+
+
+def test_a_module_that_is_not_there_is_named():
+    optimizer = make_optimizer(lr=1e-2, warmup=1, steps=10, weight_decay=0.0, clip_norm=1.0, decay=False, only=("mlp", "lora"))
+    with pytest.raises(ValueError, match="no trainable parameter belongs to lora: modules are .*attention.*mlp"):
+        optimizer.init(PARAMS)

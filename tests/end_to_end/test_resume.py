@@ -163,7 +163,10 @@ def test_the_cold_start_is_evaluated_without_the_skills_that_came_after_it(tmp_p
 
 
 def test_a_config_that_can_not_work_is_not_remembered(tmp_path):
-    wrong = {"rl.epochs": 0, "rl.interpolation": 0.0, "rl.imitation": -1.0, "skills.verification": "guess", "tasks.kinds": ("maps",)}
+    wrong = {
+        "rl.epochs": 0, "rl.interpolation": 0.0, "rl.imitation": -1.0, "rl.only": ("mlps",),
+        "skills.verification": "guess", "tasks.kinds": ("maps",),
+    }  # fmt: skip
     for key, value in wrong.items():
         cfg = tiny_config()
         cfg.update_from_flattened_dict({key: value})
