@@ -47,7 +47,8 @@ def get_config() -> ConfigDict:
             generated_size="cpu",
             full_size=200,  # of these, how many have sizes that can be timed, if check_size is not ""
             check_size="light",  # the others have fewer elements: they are only checked
-            rl_generated=200,  # of these, how many RL trains on as well
+            rl_generated=0,  # of these, how many RL trains on as well
+            rl_fresh=200,  # tasks made for RL alone: on what the cold start has seen, it errs too seldom to learn from
         )
     )
 
@@ -149,9 +150,6 @@ def get_config() -> ConfigDict:
         dict(
             steps=27,
             epochs=1,  # updates from one step's rollouts; beyond the first, clipping bounds them
-            imitation=0.0,  # weight of the cold start's loss on some of its rows in each update; 0 for none
-            imitation_rows=32,
-            interpolation=1.0,  # of the way from the cold start's parameters to RL's, where a run ends
             only=("mlp", "heads"),  # modules that RL changes; () for all. Attention holds what copies the task, and needs no change
             optimizer="adamw",
             lr=7e-4,

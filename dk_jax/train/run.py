@@ -14,13 +14,11 @@ checkpoint, skills committed after that checkpoint are rolled back, and verdicts
 
 from __future__ import annotations
 
-import dataclasses
 import fcntl
 import json
 import logging
 import time
 from collections.abc import Callable
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -40,12 +38,11 @@ from dk_jax.rollout.judge import Journal
 from dk_jax.rollout.trajectory import load_trajectories, save_trajectories
 from dk_jax.rollout.verify import Verifier
 from dk_jax.sft import training as sft
-from dk_jax.sft.batches import batch_indices
 from dk_jax.sft.judged import JudgedKernel
 from dk_jax.sft.samples import Sample, to_row
 from dk_jax.skills.library import SkillLibrary
 from dk_jax.train import setup
-from dk_jax.train.batch import Row, microbatches
+from dk_jax.train.batch import microbatches
 from dk_jax.train.cold_start import ColdStartData
 from dk_jax.train.credit import assign
 from dk_jax.train.state import Checkpoints, TrainState
@@ -78,19 +75,13 @@ class Run:
         self.tasks = setup.load_tasks(cfg)
         self.rollout_config = setup.rollout_config(cfg)
         self._verifier = Verifier.from_config(cfg, self.tasks.siblings)
-        if not 0 < cfg.rl.interpolation <= 1:
-            raise setup.ConfigError(f"rl.interpolation is {cfg.rl.interpolation}: it must be above 0 and at most 1, which takes RL's parameters")
-        if cfg.rl.imitation < 0 or cfg.rl.imitation_rows < 1:
-            raise setup.ConfigError(
-                f"rl.imitation={cfg.rl.imitation}, rl.imitation_rows={cfg.rl.imitation_rows}: a weight of at least 0 on at least one row is needed"
-            )
         setup.check_modules(cfg)
         if cfg.rl.epochs < 1:
             raise setup.ConfigError(f"rl.epochs is {cfg.rl.epochs}: a step makes at least one update from its rollouts")
         remember_config(cfg, self.workdir)
         self.views = {
             t.name: task_view(t, language=cfg.sandbox.language, form=cfg.sandbox.form)
-            for t in (*self.tasks.train, *self.tasks.held_out, *self.tasks.generated)
+            for t in self.tasks.all
         }
         self.data = ColdStartData(cfg, self.tasks, self.workdir / "corpus.jsonl")
         self.metrics = Metrics(self.workdir)
@@ -140,34 +131,24 @@ class Run:
             self._model = setup.make_model(self.cfg, codec)
         return self._model
 
-    @cached_property
-    def rows(self) -> list[Row]:
-        """The cold start's samples as token rows."""
-        return [to_row(sample, self.model.codec) for sample in self.samples()]
+    # --- cold start -------------------------------------------------------------------------------------------------
 
-    @cached_property
-    def imitator(self) -> Updater:
-        """The cold start's updater."""
-        c = self.cfg.sft
-        return Updater(
-            self.model.static,
+    def sft(self) -> TrainState:
+        """Cold-start training; returns (or restores) its final state."""
+        model, c = self.model, self.cfg.sft
+        updater = Updater(
+            model.static,
             make_optimizer(
                 lr=c.lr, warmup=c.warmup, steps=c.steps, weight_decay=c.weight_decay, clip_norm=c.clip_norm, decay=True, kind=c.optimizer,
             ),
             LossConfig(kind="nll"),
             streams=self.cfg.learner.streams,
         )
-
-    # --- cold start -------------------------------------------------------------------------------------------------
-
-    def sft(self) -> TrainState:
-        """Cold-start training; returns (or restores) its final state."""
-        model, c = self.model, self.cfg.sft
-        updater = self.imitator
         state = self._fresh_state(updater)
         checkpoints = Checkpoints(self.workdir / "checkpoints" / "sft", keep=1)
         if checkpoints.latest_step == c.steps:
             return checkpoints.restore(state)
+        rows = [to_row(sample, model.codec) for sample in self.samples()]
         with tqdm(total=c.steps, desc="cold start", unit="step", initial=checkpoints.latest_step or 0) as bar:
 
             def report(step: int, metrics: dict[str, float]) -> None:
@@ -185,7 +166,7 @@ class Run:
                 shares=c.shares.to_dict(),
             )
             state = sft.train(
-                self.rows, updater, checkpoints, state, model.frozen, config=config, seed=self.cfg.seed, report=report
+                rows, updater, checkpoints, state, model.frozen, config=config, seed=self.cfg.seed, report=report
             )
         checkpoints.close()
         return state
@@ -368,10 +349,7 @@ class Run:
         if rows:
             batches = list(microbatches(rows, size=self.cfg.rl.microbatch, step=self.cfg.learner.length_step))
             for _ in range(self.cfg.rl.epochs):
-                more = None
-                if self.cfg.rl.imitation > 0:
-                    more, metrics["imitation_loss"] = self._imitation(trainable, state.step)
-                trainable, opt_state, found = updater.update(trainable, self.model.frozen, opt_state, batches, more=more)
+                trainable, opt_state, found = updater.update(trainable, self.model.frozen, opt_state, batches)
                 metrics |= found
             for agent in AGENTS:
                 metrics[f"sequences_{agent}"] = float(sum(row.agent == AGENTS.index(agent) for row in rows))
@@ -380,20 +358,6 @@ class Run:
         record = dict(state.record)
         record["judged"] = int(record.get("judged", 0)) + sum(len(t.verdicts) for t in rollouts.of("policy"))
         return TrainState(step=state.step + 1, trainable=trainable, opt_state=opt_state, record=record), metrics
-
-    def _imitation(self, trainable: Any, step: int) -> tuple[Any, float]:
-        """Gradient of `rl.imitation` times the mean loss of a batch of the cold start's rows, and that mean (InstructGPT, eq. 2).
-
-        What RL's few tasks do not need is forgotten otherwise.
-        """
-        c, sft_cfg = self.cfg.rl, self.cfg.sft
-        kept = [row for row in self.rows if len(row.tokens) <= sft_cfg.max_tokens and sum(row.loss) > 0]
-        indices = batch_indices(step, lengths=[len(row.tokens) for row in kept], batch=c.imitation_rows, seed=self.cfg.seed)
-        tokens = sum(sum(kept[i].loss) for i in indices)
-        weighted = [dataclasses.replace(kept[i], weight=c.imitation / tokens) for i in indices]
-        batches = microbatches(weighted, size=sft_cfg.microbatch, step=self.cfg.learner.length_step)
-        gradient, sums = self.imitator.gradient(trainable, self.model.frozen, batches)
-        return gradient, float(sums["loss"]) / c.imitation
 
     def _stage_usage(self, rollouts: StepRollouts) -> None:
         for name, use in skill_usage(rollouts, null=self.cfg.rollout.selections, floor=self.cfg.skills.fail_speedup):
@@ -411,7 +375,7 @@ class Run:
         """Every phase in turn; returns scores before and after, skill counts, and paths."""
         cold = self.sft()
         before = self.evaluate("eval_sft", cold.trainable, step=0)
-        final = self.policy(cold, self.rl(cold.trainable))
+        final = self.rl(cold.trainable)
         after = self.evaluate("eval_rl", final.trainable, step=final.step)
         report = write_report(self.workdir)
         self.library.export_jsonl(self.workdir / "library.jsonl")
@@ -423,25 +387,9 @@ class Run:
                 "report": report,
                 "tensorboard": self.metrics.directory,
                 "library": self.workdir / "library.sqlite",
-                "checkpoint": self.workdir / "checkpoints" / "final" / str(final.step),
+                "checkpoint": self.workdir / "checkpoints" / "rl" / str(final.step),
             },
         }
-
-    def policy(self, cold: TrainState, trained: TrainState) -> TrainState:
-        """What a run ends with, in checkpoints/final: RL's parameters, or a point on the way to them from the cold start's
-        (`rl.interpolation`; Wortsman et al. 2022, and for RL WARP, Ramé et al. 2024, eq. 5).
-
-        On the way lies less of what single steps did by chance, and more of what the cold start could do.
-        """
-        share = self.cfg.rl.interpolation
-        parameters = trained.trainable
-        if share < 1:
-            parameters = jax.tree.map(lambda a, b: a + share * (b - a), cold.trainable, parameters)
-        final = TrainState(step=trained.step, trainable=parameters, opt_state=(), record=trained.record)
-        checkpoints = Checkpoints(self.workdir / "checkpoints" / "final", keep=1)
-        checkpoints.save(final)
-        checkpoints.close()
-        return final
 
     def rollout_only(self, path: Path) -> int:
         """Writes the trajectories of the next RL step, with advantages, without learning from them; returns their number."""

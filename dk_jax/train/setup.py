@@ -34,19 +34,24 @@ class ConfigError(ValueError):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TaskSets:
-    """Tasks of a run: the cold start trains on `train` and `generated`, RL on `train` and the first `rl_generated` of
-    `generated`; evaluation is on `held_out`.
+    """Tasks of a run: the cold start trains on `train` and `generated`, RL on `train`, the first `rl_generated` of `generated`, and
+    `fresh`, which the cold start has not seen; evaluation is on `held_out`.
     """
 
     train: tuple[Task, ...]
     held_out: tuple[Task, ...]
     generated: tuple[Task, ...]
     rl_generated: int = 0
+    fresh: tuple[Task, ...] = ()
 
     @property
     def rl(self) -> tuple[Task, ...]:
         """Tasks of the RL phase."""
-        return self.train + self.generated[: self.rl_generated]
+        return self.train + self.generated[: self.rl_generated] + self.fresh
+
+    @property
+    def all(self) -> tuple[Task, ...]:
+        return self.train + self.held_out + self.generated + self.fresh
 
     def siblings(self, task: Task) -> tuple[Task, ...]:
         """Other training tasks of the same family or, for a task alone in its family, of the same kind."""
@@ -64,9 +69,10 @@ def load_tasks(cfg: ConfigDict) -> TaskSets:
         if unknown := kinds - {t.spec.kind for t in suite.tasks}:
             raise ConfigError(f"tasks.kinds names {sorted(unknown)}: there are {sorted({t.spec.kind for t in suite.tasks})}")
         tasks = [t for t in suite.tasks if t.level in levels and (not kinds or t.spec.kind in kinds)]
-        generated = _generated(cfg.seed, cfg.tasks, kinds)
+        generated, fresh = _generated(cfg.seed, cfg.tasks, kinds)
     elif cfg.tasks.source == "kernelbench":
         tasks, generated = load_kernelbench(Path(cfg.tasks.directory), tuple(sorted(levels))), []
+        fresh = []
     else:
         raise ConfigError(f"tasks.source is {cfg.tasks.source!r}: use 'builtin' or 'kernelbench'")
     train = tuple(t for t in tasks if t.split == "train")
@@ -82,20 +88,22 @@ def load_tasks(cfg: ConfigDict) -> TaskSets:
                 f"tasks.full_size={cfg.tasks.full_size}, but RL or the corpus (corpus.timed_tasks, tasks.rl_generated) times {timed} "
                 "generated tasks: raise it, or set tasks.check_size=''"
             )
-    return TaskSets(train=train, held_out=held_out, generated=tuple(generated), rl_generated=cfg.tasks.rl_generated)
+    return TaskSets(train=train, held_out=held_out, generated=tuple(generated), rl_generated=cfg.tasks.rl_generated, fresh=tuple(fresh))
 
 
-def _generated(seed: int, c: ConfigDict, kinds: Collection[str]) -> list[Task]:
-    """`generated` tasks of `generated_size`, less those of other kinds; all but the first `full_size` of the size `check_size`."""
+def _generated(seed: int, c: ConfigDict, kinds: Collection[str]) -> tuple[list[Task], list[Task]]:
+    """`generated` tasks of `generated_size`, less those of other kinds, all but the first `full_size` of the size `check_size`; and
+    `rl_fresh` more of `generated_size`, less those of other kinds."""
 
-    def tasks(count: int, size: str) -> list[Task]:
-        return [t for t in (generate_tasks(seed, count, size) if count else []) if not kinds or t.spec.kind in kinds]
+    def tasks(count: int, size: str, start: int = 0) -> list[Task]:
+        return [t for t in (generate_tasks(seed, count, size)[start:] if count else []) if not kinds or t.spec.kind in kinds]
 
+    fresh = tasks(c.generated + c.rl_fresh, c.generated_size, start=c.generated)
     if not c.check_size:
-        return tasks(c.generated, c.generated_size)
+        return tasks(c.generated, c.generated_size), fresh
     first = tasks(c.generated, c.generated_size)[: c.full_size]
     others = tasks(c.generated, c.check_size)[len(first) :]
-    return first + [dataclasses.replace(t, name=f"{t.name}_{c.check_size}") for t in others]
+    return first + [dataclasses.replace(t, name=f"{t.name}_{c.check_size}") for t in others], fresh
 
 
 def step_tasks(tasks: Sequence[Task], step: int, *, count: int, seed: int) -> list[Task]:

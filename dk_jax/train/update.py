@@ -163,13 +163,8 @@ class Updater:
         frozen: Any,
         opt_state: Any,
         batches: Iterable[dict[str, np.ndarray]],
-        *,
-        more: Any = None,
     ) -> tuple[Any, Any, dict[str, float]]:
         """Returns new (trainable, opt_state) and metrics. `trainable` and `opt_state` are donated.
-
-        Args:
-          more: a gradient of another loss that is added to this one's.
 
         Metrics: grad_norm, loss, tokens, and means over tokens of what the loss tells (entropy, ...); in the cold start also
         loss_AGENT and tokens_AGENT, mean negative log-likelihood and number of the agent's tokens, where it has any.
@@ -177,8 +172,6 @@ class Updater:
         Raises FloatingPointError, leaving nothing applied, when the gradient is not finite.
         """
         total, sums = self.gradient(trainable, frozen, batches)
-        if more is not None:
-            total = self._add(total, more)
         norm = float(optax.global_norm(total))
         if not np.isfinite(norm):
             raise FloatingPointError(

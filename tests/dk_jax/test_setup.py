@@ -12,13 +12,13 @@ from dk_jax.train import setup
 @pytest.mark.parametrize("get_config", [demo, smollm2])
 def test_rl_trains_on_training_and_some_generated_tasks_and_never_on_held_out_ones(get_config):
     cfg = get_config()
-    cfg.tasks.generated, cfg.tasks.rl_generated = 60, 10
+    cfg.tasks.generated, cfg.tasks.rl_generated, cfg.tasks.rl_fresh = 60, 10, 20
     tasks = setup.load_tasks(cfg)
     held_out = {t.name for t in tasks.held_out} | {t.family for t in tasks.held_out}
-    assert len(tasks.rl) == len(tasks.train) + 10
+    assert len(tasks.rl) == len(tasks.train) + 10 + len(tasks.fresh) and 10 <= len(tasks.fresh) <= 20
     assert not held_out & ({t.name for t in tasks.rl} | {t.family for t in tasks.rl})
     structures = {t.spec.structure for t in tasks.held_out}
-    assert not structures & {t.spec.structure for t in (*tasks.train, *tasks.generated)}
+    assert not structures & {t.spec.structure for t in (*tasks.train, *tasks.generated, *tasks.fresh)}
 
 
 def test_a_task_alone_in_its_family_has_siblings_of_its_kind():
@@ -31,6 +31,20 @@ def test_a_task_alone_in_its_family_has_siblings_of_its_kind():
     known = tasks.train[0]
     assert {t.family for t in tasks.siblings(known)} == {known.family}
     assert known.name not in {t.name for t in tasks.siblings(known)}
+
+
+@pytest.mark.parametrize("check_size", ["", "light"])
+def test_fresh_tasks_are_of_the_timed_size_and_none_of_the_cold_starts(check_size):
+    cfg = demo()
+    cfg.tasks.update(dict(generated=300, full_size=40, rl_generated=0, rl_fresh=50, check_size=check_size))
+    cfg.corpus.timed_tasks = 60
+    tasks = setup.load_tasks(cfg)
+    assert len(tasks.fresh) > 30 and {t.size for t in tasks.fresh} == {"cpu"} and {t.spec.kind for t in tasks.fresh} <= set(cfg.tasks.kinds)
+    assert tasks.rl == tasks.train + tasks.fresh
+    assert not {t.spec for t in tasks.fresh} & {t.spec for t in (*tasks.train, *tasks.generated)}
+    assert len({t.name for t in tasks.all}) == len(tasks.all) == len(tasks.train) + len(tasks.held_out) + len(tasks.generated) + len(tasks.fresh)
+    cfg.tasks.rl_fresh = 20
+    assert setup.load_tasks(cfg).fresh == tasks.fresh[: len(setup.load_tasks(cfg).fresh)]
 
 
 def test_an_unknown_kind_is_named():

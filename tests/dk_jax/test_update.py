@@ -50,16 +50,6 @@ def test_streams_and_microbatches_only_share_out_the_work(kind):
         assert {k: float(v) for k, v in stats.items()} == pytest.approx({k: float(v) for k, v in told.items()}, rel=1e-4, abs=1e-5)
 
 
-def test_another_gradient_is_added_before_clipping():
-    own, other = updater("policy"), updater("nll")
-    batches = list(microbatches(rows(), size=8, step=32))
-    a, b = own.gradient(PARAMS, NOTHING, batches)[0], other.gradient(PARAMS, NOTHING, batches)[0]
-    copy = jax.tree.map(lambda leaf: leaf.copy(), PARAMS)
-    _, _, metrics = own.update(copy, NOTHING, own.optimizer.init(copy), batches, more=b)
-    both = np.sqrt(sum(float(((x + y) ** 2).sum()) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)))
-    assert metrics["grad_norm"] == pytest.approx(both, rel=1e-4)
-
-
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_tokens_that_the_sampler_has_just_drawn_have_the_ratio_1(temperature):
     config = SamplerConfig(

@@ -136,7 +136,7 @@ class ScriptedRun(Run):
 def tiny_config():
     """The demo recipe with everything small; what is left takes seconds."""
     c = get_config()
-    c.tasks.generated = 0
+    c.tasks.generated, c.tasks.rl_fresh = 0, 0
     c.model.update(dict(d_model=16, n_layers=1, n_heads=2, n_kv_heads=1, head_dim=8, d_ff=32, head_rank=2))
     c.codec.vocab_size = 400
     c.corpus.update(dict(variants_per_task=2, samples_per_task=2))
