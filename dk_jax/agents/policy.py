@@ -25,6 +25,8 @@ from dk_jax.skills.record import Skill, SkillDraft
 
 HEAD = "policy"
 MAX_SKILLS = 3
+KEEP = "keep"
+"""A later turn's answer that hands in the kernel of the turn before again."""
 MAX_FEEDBACK_CHARS = 2000
 MAX_COMPACT_FEEDBACK_CHARS = 80
 
@@ -114,12 +116,17 @@ def _compact_feedback(verdict: VerdictView) -> str:
     return f"{verdict.outcome}: {said[:MAX_COMPACT_FEEDBACK_CHARS].rstrip()}" if said else verdict.outcome
 
 
-def parse(text: str, *, style: Style) -> Reply:
+def parse(text: str, *, style: Style, previous: str | None = None) -> Reply:
     """Reads the candidate out of a message. Never raises.
 
     Compact: the whole message is the source. Chat: the code block; of several, the last that defines the
-        entry point.
+        entry point. In either, `KEEP` alone stands for the source of the turn before.
+
+    Args:
+        previous: that source, or None where there is none.
     """
+    if after_thinking(text).strip().lower() == KEEP:
+        return Reply(source=previous, error="" if previous else "there is no kernel of a turn before that could be kept")
     if is_compact(style):
         source = trimmed(text)
         return Reply(source=source) if source else Reply(source=None, error="the message is empty")
@@ -133,6 +140,8 @@ def parse(text: str, *, style: Style) -> Reply:
     return Reply(source=(entries or filled)[-1])
 
 
-def format(source: str, task: TaskView, *, style: Style) -> str:
-    """The message that hands in `source`; `parse` gives it back, trimmed."""
+def format(source: str, task: TaskView, *, style: Style, previous: str | None = None) -> str:
+    """The message that hands in `source`; `parse` gives it back, trimmed. Compact ones say `KEEP` for what was handed in before."""
+    if is_compact(style) and previous is not None and trimmed(source) == trimmed(previous):
+        return KEEP
     return trimmed(source) if is_compact(style) else fenced(source, task.fence)

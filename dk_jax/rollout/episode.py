@@ -161,7 +161,8 @@ def policy_turns(
         asked = []
         for i in alive:
             last = trajectories[i].turns[-1]
-            parsed = policy.parse(last.text, style=config.style)
+            previous = trajectories[i].turns[-2].source if turn > 0 else None
+            parsed = policy.parse(last.text, style=config.style, previous=previous)
             if last.stop != "eos":
                 last.error = f"the message was cut at {config.max_policy_tokens} tokens"
             elif parsed.source is None:

@@ -159,7 +159,7 @@ class _TaskSamples:
         if timed or not first.verdict.correct:
             second = self._improve(first)
             feedback = policy.render_feedback(first.verdict, self.view, style=style)
-            turns.append((feedback, policy.format(second.source, self.view, style=style), True))
+            turns.append((feedback, policy.format(second.source, self.view, style=style, previous=first.source), True))
         kind = "policy_with_skill" if skills else "policy"
         return Sample(agent="policy", kind=kind, task=self.view.name, turns=tuple(turns))
 

@@ -188,3 +188,16 @@ def test_bounded_text_keeps_its_ends(text, limit):
     short = bounded(text, limit)
     assert len(short) <= limit
     assert short == text.strip() or (short[:5] == text.strip()[:5] and short[-3:] == text.strip()[-3:])
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_a_later_turn_may_keep_the_kernel_of_the_turn_before(style):
+    for text in ("keep", " Keep\n", "<think>it is fast enough</think>\nKEEP"):
+        assert policy.parse(text, style=style, previous="int a;") == policy.Reply(source="int a;")
+        refused = policy.parse(text, style=style)
+        assert refused.source is None and "no kernel of a turn before" in refused.error
+    assert policy.parse("keep going", style="compact", previous="int a;").source == "keep going"
+    again = policy.format("int a;\n", TASK, style=style, previous="int a;")
+    assert policy.parse(again, style=style, previous="int a;").source == "int a;"
+    assert (again == policy.KEEP) == (style == "compact")
+    assert policy.format("int b;", TASK, style=style, previous="int a;") == policy.format("int b;", TASK, style=style)

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from dk_jax.agents.policy import KEEP
 from dk_jax.rollout.episode import task_view
 from dk_jax.rollout.trajectory import Verdict
 from dk_jax.sft.corpus import CorpusConfig, choose, choose_all, judge_all
@@ -136,3 +137,8 @@ def test_untimed_tasks_teach_to_write_and_repair_but_not_what_is_fast(tmp_path):
     timed = [s for s in samples if s.task in {t.name for t in tasks[:3]}]
     assert {s.agent for s in timed} >= {"policy", "selection"}
     assert all(len(s.turns) == 2 for s in timed if s.agent == "policy")
+    best = {t: max((k for k in kernels if k.task == t and k.verdict.correct), key=lambda k: k.verdict.speedup) for t in {s.task for s in timed}}
+    pairs = {(s.task, s.turns[0][1].strip(), s.turns[1][1].strip()) for s in timed if s.agent == "policy" and s.turns[0][2]}
+    assert {second == KEEP for _, _, second in pairs} == {True, False}
+    for task, first, second in pairs:  # what is best is kept, and nothing is written twice
+        assert second != first and (second == KEEP or first != best[task].source.strip())

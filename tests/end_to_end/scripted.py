@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 
 import jax
 import numpy as np
 
 from configs.demo import get_config
+from dk_jax.agents.policy import KEEP
 from dk_jax.generation.sampler import Sample
 from dk_jax.models.config import AGENTS
 from dk_jax.rollout.judge import SandboxJudge
@@ -98,6 +100,8 @@ class ScriptedSampler:
         if agent == "policy":
             skilled = " // skilled" if "\nskills:" in text else ""
             said = f"void kernel() {{}} // {rng.integers(6)}{skilled}"
+            if re.search(r"ok [0-9.]+x", text) and rng.random() < 0.3:  # a later turn
+                said = KEEP
         elif agent == "selection":
             offered = [line.split(" | ")[0] for line in text.split("\nskills:\n")[-1].splitlines() if " | " in line]
             said = json.dumps({"select": offered[: int(rng.integers(0, 2))]}) if rng.random() < 0.9 else "{broken"

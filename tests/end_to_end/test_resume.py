@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 
+from dk_jax.agents.policy import KEEP
 from dk_jax.evaluation import heldout
 from dk_jax.metrics import Metrics, read_scalars
 from dk_jax.rollout.judge import Journal
@@ -56,6 +57,12 @@ def test_the_scripted_run_learns_and_verifies_skills(uninterrupted):
     assert [line["step"] for line in steps] == [1, 2, 3]
     assert all(line["grad_norm"] > 0 for line in steps)
     assert judged > 100
+    rollouts = [t for path in (workdir / "rollouts").glob("step_*.jsonl") for t in load_trajectories(path) if t.agent == "policy"]
+    kept = [t for t in rollouts if any(turn.text == KEEP for turn in t.turns)]
+    assert kept and len(kept) < len(rollouts)
+    for trajectory in kept:
+        first, second = trajectory.turns
+        assert second.source == first.source and second.verdict == first.verdict and second.reward == first.reward > 0
 
 
 @pytest.mark.parametrize("share", [0.05, 0.35, 0.6, 0.75, 0.9, 0.98])
