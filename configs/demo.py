@@ -148,11 +148,11 @@ def get_config() -> ConfigDict:
     )
     c.rl = ConfigDict(
         dict(
-            steps=27,
+            steps=32,
             epochs=1,  # updates from one step's rollouts; beyond the first, clipping bounds them
             only=("mlp", "heads"),  # modules that RL changes; () for all. Attention holds what copies the task, and needs no change
             optimizer="adamw",
-            lr=7e-4,
+            lr=1e-3,
             warmup=2,  # steps
             decay=True,  # cosine to a tenth of lr over rl.steps, which then can't be changed on resuming
             weight_decay=0.0,
