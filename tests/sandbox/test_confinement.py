@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,7 +23,7 @@ import psutil
 import pytest
 
 import sandbox
-from sandbox.jail import probe
+from sandbox.jail import probe, spawn
 from sandbox.jail.cgroup import Cgroups, NoCgroups
 from sandbox.jail.faults import JailDied, JailMemory, JailReply, JailTimeout
 from sandbox.jail.limits import Limits
@@ -299,6 +300,19 @@ def test_processes_are_counted_for_each_jail(zygotes):
         return born < 300
     """
     assert attempt(zygotes("strict"), code, {}) == "done: True"
+
+
+def test_a_look_at_the_memory_that_takes_long_keeps_no_answer_waiting(zygotes, monkeypatch):
+    looks = []
+
+    def slow(pid, enough):
+        looks.append(pid)
+        time.sleep(2 * spawn.WATCH_S)
+        return 0
+
+    monkeypatch.setattr(spawn, "jail_bytes", slow)
+    assert attempt(zygotes("strict"), f"time.sleep({3 * spawn.WATCH_S})\nreturn 7", {}, timeout_s=10.0) == "done: 7"
+    assert looks
 
 
 def test_a_private_directory_has_a_bound(zygotes):
