@@ -48,7 +48,7 @@ def get_config() -> ConfigDict:
             full_size=200,  # of these, how many have sizes that can be timed, if check_size is not ""
             check_size="light",  # the others have fewer elements: they are only checked
             rl_generated=0,  # of these, how many RL trains on as well
-            rl_fresh=200,  # tasks made for RL alone: on what the cold start has seen, it errs too seldom to learn from
+            rl_fresh=200,  # tasks made for RL alone, that the cold start has not seen
         )
     )
 

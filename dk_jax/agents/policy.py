@@ -123,7 +123,7 @@ def parse(text: str, *, style: Style, previous: str | None = None) -> Reply:
         entry point. In either, `KEEP` alone stands for the source of the turn before.
 
     Args:
-        previous: that source, or None where there is none.
+        previous: that source, or None where there was none.
     """
     if after_thinking(text).strip().lower() == KEEP:
         return Reply(source=previous, error="" if previous else "there is no kernel of a turn before that could be kept")

@@ -23,7 +23,7 @@ from dk_jax.tasks.generate import generate_tasks
 from dk_jax.tasks.kernelbench import load_kernelbench
 from dk_jax.tasks.task import Task
 from dk_jax.train.credit import CreditConfig
-from dk_jax.train.update import replicated
+from dk_jax.train.update import replicated, trained_labels
 from sandbox.client import SandboxClient
 from sandbox.protocol import Options, RewardSpec
 
@@ -51,6 +51,7 @@ class TaskSets:
 
     @property
     def all(self) -> tuple[Task, ...]:
+        """Every task of the run, each once."""
         return self.train + self.held_out + self.generated + self.fresh
 
     def siblings(self, task: Task) -> tuple[Task, ...]:
@@ -71,8 +72,7 @@ def load_tasks(cfg: ConfigDict) -> TaskSets:
         tasks = [t for t in suite.tasks if t.level in levels and (not kinds or t.spec.kind in kinds)]
         generated, fresh = _generated(cfg.seed, cfg.tasks, kinds)
     elif cfg.tasks.source == "kernelbench":
-        tasks, generated = load_kernelbench(Path(cfg.tasks.directory), tuple(sorted(levels))), []
-        fresh = []
+        tasks, generated, fresh = load_kernelbench(Path(cfg.tasks.directory), tuple(sorted(levels))), [], []
     else:
         raise ConfigError(f"tasks.source is {cfg.tasks.source!r}: use 'builtin' or 'kernelbench'")
     train = tuple(t for t in tasks if t.split == "train")
@@ -95,14 +95,15 @@ def _generated(seed: int, c: ConfigDict, kinds: Collection[str]) -> tuple[list[T
     """`generated` tasks of `generated_size`, less those of other kinds, all but the first `full_size` of the size `check_size`; and
     `rl_fresh` more of `generated_size`, less those of other kinds."""
 
-    def tasks(count: int, size: str, start: int = 0) -> list[Task]:
-        return [t for t in (generate_tasks(seed, count, size)[start:] if count else []) if not kinds or t.spec.kind in kinds]
+    def of_kinds(tasks: Sequence[Task]) -> list[Task]:
+        return [t for t in tasks if not kinds or t.spec.kind in kinds]
 
-    fresh = tasks(c.generated + c.rl_fresh, c.generated_size, start=c.generated)
+    made = generate_tasks(seed, c.generated + c.rl_fresh, c.generated_size)
+    generated, fresh = of_kinds(made[: c.generated]), of_kinds(made[c.generated :])
     if not c.check_size:
-        return tasks(c.generated, c.generated_size), fresh
-    first = tasks(c.generated, c.generated_size)[: c.full_size]
-    others = tasks(c.generated, c.check_size)[len(first) :]
+        return generated, fresh
+    first = generated[: c.full_size]
+    others = of_kinds(generate_tasks(seed, c.generated, c.check_size))[len(first) :]
     return first + [dataclasses.replace(t, name=f"{t.name}_{c.check_size}") for t in others], fresh
 
 
@@ -207,14 +208,16 @@ def make_model(cfg: ConfigDict, codec: Codec) -> Model:
 
 
 def check_modules(cfg: ConfigDict) -> None:
-    """Raises ConfigError where `rl.only` names a module that no backbone of this config has."""
-    size = dict(vocab_size=8, d_model=8, n_layers=1, n_heads=1, n_kv_heads=1, head_dim=8, d_ff=8)
-    _, params = abstract_backbone(
-        BackboneConfig(family=cfg.model.family, head_rank=cfg.model.head_rank, lora_rank=cfg.model.lora_rank, **size)
-    )
-    names = {entry.key for path, _ in jax.tree_util.tree_leaves_with_path(params) for entry in path}
-    if unknown := sorted(set(cfg.rl.only) - names):
-        raise ConfigError(f"rl.only names {', '.join(unknown)}: the backbone has {', '.join(sorted(names))}; () trains everything")
+    """Raises ConfigError where `rl.only` names a module of which this config's RL trains nothing."""
+    m, size = cfg.model, dict(vocab_size=8, d_model=8, n_layers=1, n_heads=1, n_kv_heads=1, head_dim=8, d_ff=8)
+    # Loaded weights bring their own family; the modules that can be named are the same in all.
+    config = BackboneConfig(family=m.get("family", "llama"), head_rank=m.head_rank, lora_rank=m.lora_rank, **size)
+    static, params = abstract_backbone(config)
+    trainable, _ = partition(params, trainable_mask(static, params, m.train))
+    try:
+        trained_labels(tuple(cfg.rl.only), trainable)
+    except ValueError as error:
+        raise ConfigError(f"rl.only={tuple(cfg.rl.only)}: {error}; () trains everything") from error
 
 
 def make_judge(cfg: ConfigDict, socket: str, journal: Journal | None) -> SandboxJudge:

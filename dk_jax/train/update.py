@@ -80,11 +80,15 @@ def make_optimizer(
     optimizer = optax.chain(optax.clip_by_global_norm(clip_norm), optimizer)
     if not only:
         return optimizer
-    return optax.multi_transform({"trained": optimizer, "kept": optax.set_to_zero()}, partial(_labels, tuple(only)))
+    return optax.multi_transform({"trained": optimizer, "kept": optax.set_to_zero()}, partial(trained_labels, tuple(only)))
 
 
-def _labels(only: tuple[str, ...], params: Any) -> Any:
-    """"trained" for the parameters of modules named in `only`, "kept" for the others."""
+def trained_labels(only: tuple[str, ...], params: Any) -> Any:
+    """A tree like `params`: "trained" for the parameters of modules named in `only`, "kept" for the others.
+
+    Raises:
+        ValueError: a name that no parameter has.
+    """
     names = {entry.key for path, _ in jax.tree_util.tree_leaves_with_path(params) for entry in path}
     if unknown := sorted(set(only) - names):
         raise ValueError(f"no trainable parameter belongs to {', '.join(unknown)}: modules are {', '.join(sorted(names))}")

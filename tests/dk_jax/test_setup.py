@@ -47,6 +47,23 @@ def test_fresh_tasks_are_of_the_timed_size_and_none_of_the_cold_starts(check_siz
     assert setup.load_tasks(cfg).fresh == tasks.fresh[: len(setup.load_tasks(cfg).fresh)]
 
 
+@pytest.mark.parametrize("get_config", [demo, smollm2])
+def test_modules_that_rl_would_train_nothing_of_are_named(get_config):
+    cfg = get_config()
+    setup.check_modules(cfg)
+    cfg.rl.only = ("mlp", "heads")
+    setup.check_modules(cfg)
+    cfg.rl.only = ("mlp", "mlps")
+    with pytest.raises(setup.ConfigError, match=r"rl\.only=.*belongs to mlps: modules are .*attention"):
+        setup.check_modules(cfg)
+    cfg.rl.only = ("embed",)
+    if cfg.model.train == "full":
+        setup.check_modules(cfg)
+    else:
+        with pytest.raises(setup.ConfigError, match="belongs to embed"):
+            setup.check_modules(cfg)
+
+
 def test_an_unknown_kind_is_named():
     cfg = demo()
     cfg.tasks.kinds = ("map", "quantum")
