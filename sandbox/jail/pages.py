@@ -1,8 +1,8 @@
-"""Cheap forks of a large process: its private memory moves to huge pages.
+"""Memory of the processes that jails are forked from: cheap forks, and freed memory that is kept.
 
-A fork copies one page table entry for each page that was ever written, and the end of the child takes each back:
-for a process with PyTorch imported that is most of the price of a jail. On huge pages it is one entry for 2 MiB. What
-a child writes to is split off and copied in pages of the usual size, so it takes no more memory than before.
+A fork copies one page table entry for each page that was ever written, and the end of the child takes each back: for a
+process with PyTorch imported that is most of the price of a jail. On huge pages it is one entry for 2 MiB. What a child
+writes to is split off and copied in pages of the usual size, so it takes no more memory than before.
 """
 
 from __future__ import annotations
@@ -13,6 +13,11 @@ from sandbox.jail.syscalls import libc
 
 HUGE_BYTES = 2 << 20
 MADV_COLLAPSE = 25
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+LARGEST_KEPT_BYTES = 32 << 20
+"""Larger blocks are new pages each time; glibc allows no more."""
+MOST_KEPT_BYTES = 128 << 20
+"""Freed memory beyond this at the end of the heap is given back."""
 
 
 def collapse_memory() -> int:
@@ -32,3 +37,17 @@ def collapse_memory() -> int:
             area = ctypes.c_void_p(address), ctypes.c_size_t(HUGE_BYTES)
             collapsed += libc.madvise(*area, MADV_COLLAPSE) == 0
     return collapsed
+
+
+def keep_memory() -> None:
+    """Has the C library of this process, and of those forked from it, keep freed memory for the next block of its size.
+
+    By default it learns from the largest block that was freed when to give memory back. A candidate's process is new and
+    has freed little, so each output of some megabytes would be new pages in every call, while a reference that has been through
+    float64 keeps them: the same multiplication of 2 MiB took 0.48 ms in the one and 0.21 ms in the other. Does
+    nothing where the C library has no such settings.
+    """
+    mallopt = getattr(libc, "mallopt", None)
+    if mallopt is not None:
+        mallopt(M_MMAP_THRESHOLD, LARGEST_KEPT_BYTES)
+        mallopt(M_TRIM_THRESHOLD, MOST_KEPT_BYTES)

@@ -32,7 +32,7 @@ from typing import Any
 
 from sandbox.jail import confine, syscalls
 from sandbox.jail.limits import Limits
-from sandbox.jail.pages import collapse_memory
+from sandbox.jail.pages import collapse_memory, keep_memory
 from sandbox.jail.plan import Host, JailSetupError, Plan
 from sandbox.jail.processes import end_descendants
 
@@ -50,6 +50,7 @@ def main(arguments: list[str]) -> None:
     for module in arguments[1:]:
         importlib.import_module(module)
     if arguments[1:]:
+        keep_memory()
         import sandbox.jail.runner  # noqa: F401  (so that each fork finds it loaded)
 
     shared = tuple(os.environ[name] for name in SHARED_VARIABLES if name in os.environ)
