@@ -23,17 +23,33 @@ MADV_POPULATE_READ = 22
 
 
 class FreshCalls:
-    """Runs calls on mapped inputs and copies what they return into shared memory.
+    """Runs calls on mapped inputs; what they return stays where they have put it, for the oracle to read.
+
+    A call gets its inputs where they have arrived, so there is nothing to do beside the calls whose time would have to be
+    forgiven, and which a candidate could leave out. What a call returned is given up just before the same call of the
+    next block, which so finds memory that is in use already, as ordinary calls do.
 
     Args:
-      outputs_fd: memory shared with the oracle; closed here.
+      outputs_fd: memory shared with the oracle that outputs are to be copied into instead, and inputs are copied out of the mapping
+        first, so that calls may change them; closed here.
+      twice: make every call a second time, when its inputs and outputs are near.
+
+    Attributes:
+      left: for each call of the last block and each of its outputs the address and the strides (None: contiguous).
+      warm_ms: time of its second calls together.
     """
 
-    def __init__(self, outputs_fd: int):
-        size = os.fstat(outputs_fd).st_size
-        self._area = torch.frombuffer(mmap.mmap(outputs_fd, size), dtype=torch.uint8)
-        os.close(outputs_fd)
+    def __init__(self, outputs_fd: int | None = None, *, twice: bool = False):
+        self._area: torch.Tensor | None = None
+        if outputs_fd is not None:
+            size = os.fstat(outputs_fd).st_size
+            self._area = torch.frombuffer(mmap.mmap(outputs_fd, size), dtype=torch.uint8)
+            os.close(outputs_fd)
+        self._twice = twice
         self._buffers: dict[tuple, torch.Tensor] = {}
+        self._held: list[list[torch.Tensor]] = []
+        self.left: list[list[tuple[int, list[int] | None]]] = []
+        self.warm_ms = 0.0
 
     def time(
         self,
@@ -60,6 +76,39 @@ class FreshCalls:
             ctypes.c_void_p(memory.data_ptr()), ctypes.c_size_t(size), MADV_POPULATE_READ
         )
         mapped = [[_tensor(memory, tensor, 0) for tensor in entry["tensors"]] for entry in calls]
+        kinds = [(torch.Size(entry["shape"]), DTYPES[entry["dtype"]]) for entry in outputs]
+        if self._area is not None:
+            return self._time_copying(call, calls, mapped, outputs, kinds)
+        ready = [decode(entry["args"], tensors) for entry, tensors in zip(calls, mapped, strict=True)]
+        self._held += [[] for _ in range(len(ready) - len(self._held))]
+        first_ns = second_ns = 0
+        for number, args in enumerate(ready):
+            self._held[number] = []
+            start_ns = time.perf_counter_ns()
+            result = call(*args)
+            first_ns += time.perf_counter_ns() - start_ns
+            held = _outputs(result, kinds)
+            if any(output.is_neg() or output.is_conj() for output in held):  # still to be computed
+                start_ns = time.perf_counter_ns()
+                held = [output.resolve_conj().resolve_neg() for output in held]
+                first_ns += time.perf_counter_ns() - start_ns
+            self._held[number] = held
+            if self._twice:
+                start_ns = time.perf_counter_ns()
+                call(*args)
+                second_ns += time.perf_counter_ns() - start_ns
+        self.left = [[_where(output) for output in held] for held in self._held[: len(ready)]]
+        self.warm_ms = second_ns / 1e6
+        return first_ns / 1e6
+
+    def _time_copying(
+        self,
+        call: Callable[..., Any],
+        calls: Sequence[dict[str, Any]],
+        mapped: Sequence[Sequence[torch.Tensor]],
+        outputs: Sequence[dict[str, Any]],
+        kinds: Sequence[tuple[torch.Size, torch.dtype]],
+    ) -> float:
         places = [[_tensor(self._area, output, entry["offset"]) for output in outputs] for entry in calls]
         span_ns = 0
         for entry, tensors, place in zip(calls, mapped, places, strict=True):
@@ -67,11 +116,7 @@ class FreshCalls:
             start_ns = time.perf_counter_ns()
             result = call(*args)
             span_ns += time.perf_counter_ns() - start_ns
-            for target, output in zip(
-                place, result if isinstance(result, (list, tuple)) else [result], strict=True
-            ):
-                if output.shape != target.shape or output.dtype != target.dtype:
-                    raise TypeError(f"an output has type {output.dtype} and shape {list(output.shape)}")
+            for target, output in zip(place, _outputs(result, kinds), strict=True):
                 _copy(target, output)
         return span_ns / 1e6
 
@@ -83,6 +128,19 @@ class FreshCalls:
             self._buffers[key] = torch.empty_like(tensor)
         _copy(self._buffers[key], tensor)
         return self._buffers[key]
+
+
+def _outputs(result: Any, kinds: Sequence[tuple[torch.Size, torch.dtype]]) -> list[torch.Tensor]:
+    """What a call returned as a list. Raises TypeError where that is not what the task's calls return."""
+    found = list(result) if isinstance(result, (list, tuple)) else [result]
+    for (shape, dtype), output in zip(kinds, found, strict=True):
+        if output.shape != shape or output.dtype != dtype:
+            raise TypeError(f"an output has type {output.dtype} and shape {list(output.shape)}")
+    return found
+
+
+def _where(output: torch.Tensor) -> tuple[int, list[int] | None]:
+    return output.data_ptr(), None if output.is_contiguous() else list(output.stride())
 
 
 class ArenaCalls:

@@ -22,6 +22,7 @@ import signal
 import time
 from dataclasses import dataclass
 
+from sandbox.jail.peek import Span, read_memory
 from sandbox.jail.syscalls import checked, libc
 
 SEIZE, INTERRUPT, DETACH, GETREGSET = 0x4206, 0x4207, 17, 0x4204
@@ -83,21 +84,19 @@ class Regions:
         self._regions.sort()
         self._starts = [region.start for region in self._regions]
 
+    @property
+    def files(self) -> set[tuple[int, int]]:
+        """(Device, inode) of all files that are mapped here."""
+        return {region.file for region in self._regions}
+
     def at(self, pointer: int) -> Region | None:
         """The region that an address lies in."""
         index = bisect.bisect_right(self._starts, pointer) - 1
         return self._regions[index] if index >= 0 and pointer < self._regions[index].end else None
 
 
-class _Span(ctypes.Structure):
-    _fields_ = [("base", ctypes.c_void_p), ("size", ctypes.c_size_t)]
-
-
 _ptrace = libc["ptrace"]  # an object of its own: another user's argument types are not changed
 _ptrace.restype = ctypes.c_long
-_read_memory = libc["process_vm_readv"]
-_read_memory.restype = ctypes.c_ssize_t
-_read_memory.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_ulong]
 _ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
 
 
@@ -166,13 +165,13 @@ def _await_stop(thread: int, deadline: float) -> int | None:
 
 def _place(thread: int, registers: Registers) -> Place | None:
     values = (ctypes.c_uint64 * 64)()
-    span = _Span(ctypes.addressof(values), ctypes.sizeof(values))
+    span = Span(ctypes.addressof(values), ctypes.sizeof(values))
     if _ptrace(GETREGSET, thread, NT_PRSTATUS, ctypes.addressof(span)) == -1:
         return None
     words = () if registers.link is None else (values[registers.link],)
     top = (ctypes.c_uint64 * STACK_WORDS)()
-    ours = _Span(ctypes.addressof(top), ctypes.sizeof(top))
-    theirs = _Span(values[registers.stack], ctypes.sizeof(top))
-    if _read_memory(thread, ctypes.byref(ours), 1, ctypes.byref(theirs), 1, 0) == ctypes.sizeof(top):
+    ours = Span(ctypes.addressof(top), ctypes.sizeof(top))
+    theirs = Span(values[registers.stack], ctypes.sizeof(top))
+    if read_memory(thread, ctypes.byref(ours), 1, ctypes.byref(theirs), 1, 0) == ctypes.sizeof(top):
         words += tuple(top)
     return Place(values[registers.pointer], words)

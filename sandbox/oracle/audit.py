@@ -13,10 +13,11 @@ import torch
 
 from sandbox.jail.arena import padded
 from sandbox.jail.carrier import ArenaCarrier
-from sandbox.jail.frames import Message
 from sandbox.jail.jailed import Runner
-from sandbox.oracle.fresh import Audit, Outputs, Pool, sample_places
+from sandbox.oracle.fresh import Audit, CopiedOutputs, Pool, sample_places
 from sandbox.oracle.fresh_gpu import RECORDINGS, ArenaOutputs, GpuBlock, calls_of_block, draw_blocks
+from sandbox.oracle.idle import family
+from sandbox.oracle.left import LeftOutputs, OutputsLost, Unreadable
 from sandbox.oracle.reference import Inputs, Reference
 from sandbox.protocol import Timing, Trial
 from sandbox.verdict.timing import Interval
@@ -25,6 +26,7 @@ SLACK = 1.25
 """Ordinary calls find their inputs in the cache, audited ones do not: so much faster they may be."""
 RULED_BY = "oracle wall clock on fresh inputs"
 
+AnyOutputs = CopiedOutputs | LeftOutputs | ArenaOutputs
 Compare = Callable[[list[torch.Tensor], list[torch.Tensor]], Trial]
 
 
@@ -45,8 +47,8 @@ class AuditFailed(Exception):
 
 def audit(
     blocks: Sequence[Any],
-    theirs: Outputs | ArenaOutputs,
-    ours: Outputs | ArenaOutputs,
+    theirs: AnyOutputs,
+    ours: AnyOutputs,
     compare: Compare,
     left_s: Callable[[], float],
     rng: random.Random,
@@ -83,18 +85,35 @@ def audit(
 
 
 def on_host(
-    reference: Reference, order: Callable[..., Message], eager_ms: float, timeout_s: float
-) -> tuple[Sequence[Any], Outputs, Outputs]:
-    """What `audit` takes, on a CPU: inputs of the reference's pool (used or drawn), outputs in memory of the host.
+    reference: Reference, candidate: Runner, eager_ms: float, timeout_s: float
+) -> tuple[Sequence[Any], AnyOutputs, AnyOutputs]:
+    """What `audit` takes, on a CPU: inputs of the reference's pool (used or drawn), outputs where the runners leave them, or
+    copies in memory of the host.
 
     Args:
-      order: sends an order to the candidate's runner.
       eager_ms: time of one call of the reference.
+      timeout_s: of an order.
+
+    Raises:
+      OutputsLost: the candidate does not let its memory be read. What an order raises.
     """
     pool = reference.pool(lambda: draw_pool(reference, eager_ms))
+    if not reference.changes and not reference.aliases:
+        try:
+            ours = LeftOutputs(
+                reference.order, family(reference.runner.pid), reference.outputs, timeout_s, twice=True, failing=OSError
+            )
+        except Unreadable:
+            ours = None
+        if ours is not None:
+            try:
+                theirs = LeftOutputs(candidate.call, family(candidate.pid), reference.outputs, timeout_s)
+            except Unreadable as error:
+                raise OutputsLost(str(error)) from error
+            return pool.blocks, theirs, ours
     calls = len(pool.blocks[0].calls)
-    theirs = Outputs(order, reference.outputs, calls, timeout_s)
-    return pool.blocks, theirs, Outputs(reference.order, reference.outputs, calls, timeout_s)
+    theirs = CopiedOutputs(candidate.call, reference.outputs, calls, timeout_s)
+    return pool.blocks, theirs, CopiedOutputs(reference.order, reference.outputs, calls, timeout_s)
 
 
 @dataclass(frozen=True)
@@ -157,8 +176,8 @@ def draw_pool(reference: Reference, eager_ms: float) -> Pool:
 def _check(
     got: list[list[torch.Tensor]],
     expected: list[list[torch.Tensor]],
-    theirs: Outputs | ArenaOutputs,
-    ours: Outputs | ArenaOutputs,
+    theirs: AnyOutputs,
+    ours: AnyOutputs,
     compare: Compare,
 ) -> None:
     """Compares the elements that were read while the clock ran, all calls at once, then each to name the
@@ -174,7 +193,7 @@ def _check(
     raise AuditFailed(compare(*joined), joined[1], joined[0], [])
 
 
-def _all_outputs(outputs: Outputs | ArenaOutputs, calls: int) -> list[list[torch.Tensor]]:
+def _all_outputs(outputs: AnyOutputs, calls: int) -> list[list[torch.Tensor]]:
     return [[output.clone() for output in outputs.of_call(number)] for number in range(calls)]
 
 

@@ -49,7 +49,8 @@ class Builds:
         self._built: list[BuiltExtension] = []
         self._notes: list[str] = []
         self.libraries: set[tuple[int, int]] = set()
-        """(Device, inode) of the sealed libraries that were handed out: no file of the candidate's has the same."""
+        """(Device, inode) of the sealed libraries that were handed out, a bare kernel's among them: no file of the candidate's
+        has the same."""
 
     @property
     def kernels(self) -> tuple[OwnKernel, ...]:
@@ -91,9 +92,13 @@ class Builds:
         how = "found in the cache, built" if built.cached else f"built in {built.seconds:.1f} s"
         self._notes.append(f"extension {str(message['name'])[:60]!r}: {how} by the {built.road} road")
         library = sealed_copy(built.path)
+        self.book_library(library)
+        return {"module": built.module}, [library]
+
+    def book_library(self, library: int) -> None:
+        """Counts a sealed library (descriptor) that is handed to the candidate as its own."""
         status = os.fstat(library)
         self.libraries.add((status.st_dev, status.st_ino))
-        return {"module": built.module}, [library]
 
     def _build(self, message: dict[str, Any]) -> BuiltExtension:
         request = parse_request(message)

@@ -31,9 +31,9 @@ from sandbox.oracle.clock import PLANS, Side, measure
 from sandbox.oracle.draft import Draft, Job
 from sandbox.oracle.failures import Failure, blamed_on_candidate
 from sandbox.oracle.gpu import measure_coverage, raise_to_profile
-from sandbox.oracle.idle import BaselineWatch, family
+from sandbox.oracle.idle import BaselineWatch
 from sandbox.oracle.loading import Loader
-from sandbox.oracle.own_time import own_time_of, rule
+from sandbox.oracle.own_time import check_own_code, own_time_of, rule
 from sandbox.oracle.reference import Reference, References, TaskRejected
 from sandbox.oracle.room import DeviceFull, crowded, make_room
 from sandbox.oracle.trials import Trials
@@ -41,7 +41,6 @@ from sandbox.oracle.turns import Turns
 from sandbox.protocol import EvaluationResult, Finding, KernelTime, Stage
 from sandbox.verdict import feedback
 from sandbox.verdict.coverage import judge_coverage
-from sandbox.verdict.integrity import NO_KERNEL, own_libraries
 
 FULL_DISK_BYTES = 1 << 20
 """With less than this left on the disk a failure says nothing about the candidate."""
@@ -322,8 +321,8 @@ class Judge:
                     self._check_late(trial, side)
                     if options.audit:
                         trial.audit(left)
-                    _check_own_code(job, reference, candidate, verdict)
-                    rule(own_time, verdict)
+                    check_own_code(job, candidate, builds, verdict)
+                    rule(own_time, verdict, may_look=trial.memory_is_open)
                 elif options.audit:
                     trial.audit(left, allowance_ms=0.0 if trial.replays else empty.launch_ms)
                     trial.check_floor(self._loader.bandwidth(job.task.device))
@@ -359,21 +358,4 @@ def _check_rest(watch: BaselineWatch, verdict: Draft) -> None:
             "integrity",
             f"the candidate works while the baseline is timed: {excess}",
             Finding(rule="busy_while_baseline", evidence=excess),
-        )
-
-
-def _check_own_code(job: Job, reference: Reference, candidate: Runner, verdict: Draft) -> None:
-    """Raises Failure for a module on a CPU that brings no kernel: there is no profile to take its share
-    from."""
-    if job.candidate.form == "kernel":
-        return
-    own, others = (own_libraries(family(one.pid)) for one in (candidate, reference.runner))
-    if own is None or others is None:
-        verdict.notes.append("whether the candidate has native code of its own cannot be seen here")
-    elif not own - others:
-        verdict.coverage = 0.0
-        raise Failure(
-            "integrity",
-            f"no work is done by a kernel of the candidate's own: {NO_KERNEL}",
-            Finding(rule="coverage", evidence=NO_KERNEL),
         )

@@ -2,10 +2,16 @@
 
 A runner's word counts for nothing here. Inputs lie in sealed memory that comes within its reach only after
 the oracle's clock has started; the clock stops when a random part of every call's outputs has been read from
-memory that the runner shares. Work done before (replays, caches, precomputed answers) or after (threads, lazy
-results) the span is therefore impossible, and a call that is left out shows in the outputs. What the messages,
-the mapping and the copies cost is taken from the reference, which does the same on the same inputs, and whose
-own clock is believed.
+where they lie. Work done before (replays, caches, precomputed answers) or after (threads, lazy results) the span is
+therefore impossible, and a call that is left out shows in the outputs. What the messages and the mapping cost is
+taken from the reference, which does the same on the same inputs, and whose own clock is believed.
+
+Calls on fresh memory are slower than the ordinary ones, whose inputs are in the cache. By how much is seen with the
+reference, which makes each audited call a second time (`cold_ms`); a candidate is forgiven as much, since nobody can
+read and write that memory without waiting for it. What a candidate could leave out is not there to be forgiven: inputs
+are used where they arrive, outputs are read where they were left (`sandbox.oracle.left`). Copies remain only where calls
+change their inputs or return them, and on hosts where the memory of jails cannot be read; there, work can hide in the
+time of a copy.
 """
 
 from __future__ import annotations
@@ -47,8 +53,10 @@ MAX_POOL_BYTES = 128 << 20
 SLOW_CALL_MS = 20.0
 TRUSTED_SHARE = 0.5
 """Share of the blocks that counts, the fastest, as others use the processor too."""
-SAMPLES = 64
+SAMPLES = 16
 """Elements of each output of each call that are read while the clock runs."""
+LEAST_SHARE = 0.2
+"""What stays of an audited call's time, however much is forgiven for memory that was not near."""
 _PIECE_BYTES = 1 << 18
 USES = 16
 """Evaluations that one pool serves: a candidate keeps nothing, but what it prints might tell of a few
@@ -109,8 +117,8 @@ class Pool:
             os.close(self.blocks.pop().fd)
 
 
-class Outputs:
-    """Memory in which one runner leaves the outputs of a block's calls, and where each lies.
+class CopiedOutputs:
+    """Memory into which one runner copies the outputs of a block's calls, and where each lies.
 
     Args:
       order: sends an order to the runner, as `Runner.call`.
@@ -130,7 +138,7 @@ class Outputs:
         try:
             os.ftruncate(fd, calls * self._stride)
             self._memory = torch.frombuffer(mmap.mmap(fd, calls * self._stride), dtype=torch.uint8)
-            order("open_outputs", timeout_s, fds=[fd])
+            order("open_outputs", timeout_s, twice=False, fds=[fd])
         finally:
             os.close(fd)
 
@@ -166,6 +174,8 @@ class Run:
     claim_ms: float
     wall_ms: float
     samples: list[list[torch.Tensor]]
+    warm_ms: float = 0.0
+    """What it claims for the second calls, where it makes any."""
 
 
 @dataclass(kw_only=True)
@@ -176,22 +186,32 @@ class Audit:
     candidate: list[Run] = field(default_factory=list)
     reference: list[Run] = field(default_factory=list)
 
+    @property
+    def cold_ms(self) -> float:
+        """What memory that is not near costs a call of the reference; 0 where it makes no second calls."""
+        both = [run for run in self.reference if run.warm_ms]
+        if not both:
+            return 0.0
+        first, second = (self._interval([getattr(run, name) for run in both]) for name in ("claim_ms", "warm_ms"))
+        return max(0.0, first.median - second.median)
+
     def times_ms(self, allowance_ms: float = 0.0) -> tuple[Interval, Interval]:
-        """Time of one call of (candidate, reference), the candidate's less `allowance_ms`.
+        """Time of one call of (candidate, reference), the candidate's less `allowance_ms` and `cold_ms`.
 
         The reference's clock is believed, so the gap between it and ours is what a block costs beyond its
         calls. A candidate's claim is raised by what its gaps have beyond that in nearly every block, and for
         each block to what no disturbance seen with the reference can explain. The faster half of the blocks
-        counts, on both sides.
+        counts, on both sides; of the reference the second calls, where there are any.
         """
-        usual = sorted(run.wall_ms - run.claim_ms for run in self.reference)
-        hidden = hidden_ms([run.wall_ms - run.claim_ms for run in self.candidate], usual[len(usual) // 2])
-        allowed = allowance_ms * self.calls
-        believed = [
-            max(believed_ms(run.claim_ms + hidden, run.wall_ms, usual[-1])[0] - allowed, 1e-6)
-            for run in self.candidate
-        ]
-        return self._interval(believed), self._interval([max(run.claim_ms, 1e-6) for run in self.reference])
+        gaps_ms = sorted(run.wall_ms - run.claim_ms - run.warm_ms for run in self.reference)
+        hidden = hidden_ms([run.wall_ms - run.claim_ms for run in self.candidate], gaps_ms[len(gaps_ms) // 2])
+        allowed, cold = allowance_ms * self.calls, self.cold_ms * self.calls
+        believed = []
+        for run in self.candidate:
+            time_ms = max(believed_ms(run.claim_ms + hidden, run.wall_ms, gaps_ms[-1])[0] - allowed, 1e-6)
+            believed.append(max(time_ms - cold, LEAST_SHARE * time_ms))
+        eager = [max(run.warm_ms or run.claim_ms, 1e-6) for run in self.reference]
+        return self._interval(believed), self._interval(eager)
 
     def _interval(self, blocks_ms: list[float]) -> Interval:
         return median_interval(undisturbed([ms / self.calls for ms in blocks_ms], TRUSTED_SHARE))
@@ -202,7 +222,7 @@ def sample_places(entries: Sequence[dict], rng: random.Random) -> list[torch.Ten
     places = []
     for entry in entries:
         count = torch.Size(entry["shape"]).numel()
-        places.append(torch.tensor([rng.randrange(count) for _ in range(min(SAMPLES, count))]))
+        places.append(torch.tensor([rng.randrange(count) for _ in range(min(SAMPLES, count))], dtype=torch.int64))
     return places
 
 

@@ -220,6 +220,7 @@ class Loader:
             verdict.kernel_signature = reference.signature.declaration
             with verdict.measured("build"):
                 library = self._build_kernel(job, reference)
+                builds.book_library(library)
             on_built()
             try:
                 with verdict.measured("load"):

@@ -1,4 +1,4 @@
-"""What share of a C++ module's time on a CPU is its own libraries'? Sampled from outside while it is called.
+"""What share of a C++ candidate's time on a CPU is its own libraries'? Sampled from outside while it is called.
 
 At random moments of some blocks of calls every running thread of the candidate's processes is looked at
 (`sandbox.jail.pointers`). A moment is
@@ -17,6 +17,11 @@ module must be 1.4 times slower than PyTorch alone, for 5 % as little as PyTorch
 The share rules only where it says something: where the libraries take more than `TRIFLE_MS` a call (that much
 an honest extension may spend on allocating its outputs), and where enough moments were seen that chance
 cannot explain it.
+
+A module must have loaded one of the libraries that were built for it; code from elsewhere, be it a library that
+lies in its source as bytes, is nobody's kernel. A bare kernel's call is its own library's unless it calls others
+that happen to lie in its process, PyTorch's among them: a glance of some `GLANCE_LOOKS` looks tells, and only where
+it points to that is it looked at as long as a module.
 
 What it cannot see:
 - Fig leaves on tasks so small that PyTorch needs less than `TRIFLE_MS` for all of the work.
@@ -51,14 +56,24 @@ from sandbox.oracle.failures import Failure, blamed_on_candidate
 from sandbox.oracle.idle import family
 from sandbox.protocol import Finding
 from sandbox.verdict.coverage import MIN_COVERAGE, REWARDED_COVERAGE
-from sandbox.verdict.integrity import SYSTEM
 
+SYSTEM = tuple(
+    os.path.realpath(path) + os.sep
+    for path in {sys.prefix, sys.base_prefix, "/usr", "/lib", "/lib64", os.path.dirname(os.__file__)}
+)
+NO_KERNEL = (
+    "0% of the time is in the candidate's own kernels: it has loaded no library that was built from its source "
+    "(a C++ module builds its kernels with torch.utils.cpp_extension.load_inline)"
+)
 PERIOD_S = 0.002
 SHORTEST_S, USUAL_S, LONGEST_S = 0.25, 1.5, 6.0
 """Looking ends after the first when all is clear, after the second when nothing points to a fig leaf, and after the
 third anyhow: a busy machine shows few moments."""
 FAMILY_EVERY = 25
 """Looks between two searches for new processes."""
+GLANCE_LOOKS, GLANCE_S, GLANCE_PERIOD_S, FEW = 8, 0.1, 0.0005, 3
+"""A glance at a bare kernel: moments with somebody at work that suffice, its longest time, the time between looks, moments
+of libraries without which it points to nothing."""
 TRIFLE_MS = 0.03
 FEWEST = 40
 """Moments with somebody at work; with fewer nothing is ruled."""
@@ -74,13 +89,15 @@ Owner = Literal["own", "libraries", "nobody"]
 @dataclass(frozen=True, kw_only=True)
 class OwnTime:
     """What was seen. `own`, `libraries` and `nobody` are numbers of moments, `call_ms` the mean time of a call
-    while they were counted; `problem` says why nothing could be seen, "" if it could."""
+    while they were counted; `problem` says why nothing could be seen, "" if it could; `forbidden`: because looking was not
+    allowed."""
 
     own: int = 0
     libraries: int = 0
     nobody: int = 0
     call_ms: float = 0.0
     problem: str = ""
+    forbidden: bool = False
 
     @property
     def share(self) -> float:
@@ -114,6 +131,15 @@ class OwnTime:
         return self.call_ms * self.libraries / total if total else 0.0
 
     @property
+    def points_elsewhere(self) -> bool:
+        """Whether a glance wants a longer look: a third of the moments or more are the libraries', and no trifle.
+
+        Libraries that take 70 % or more of the time are seen so in 99 of 100 glances.
+        """
+        many = self.libraries >= FEW and 3 * self.libraries >= self.own + self.libraries
+        return many and self.libraries_ms > TRIFLE_MS
+
+    @property
     def rules(self) -> bool:
         """Whether the share says something about the candidate."""
         seen = self.own + self.libraries
@@ -145,16 +171,26 @@ def measure_own_time(
     family: Callable[[], Collection[int]],
     own: Collection[tuple[int, int]],
     longest_s: float = LONGEST_S,
+    *,
+    glance: bool = False,
 ) -> OwnTime:
     """Calls `block`, which makes some calls and returns their number, until the share is clear, and looks meanwhile.
 
     Args:
       family: the candidate's processes at this moment.
       own: (device, inode) of the libraries that were built for the candidate.
+      longest_s: most time to look.
+      glance: look more often, and only until somebody was at work in `GLANCE_LOOKS` moments.
     """
     calls, start, seen = 0, time.perf_counter(), OwnTime()
-    with _looking(family, own) as looks:
-        while time.perf_counter() - start < min(seen.wanted_s, longest_s):
+
+    def enough() -> bool:
+        spent_s = time.perf_counter() - start
+        done = seen.own + seen.libraries >= GLANCE_LOOKS if glance else spent_s >= seen.wanted_s
+        return done or bool(seen.problem) or spent_s >= longest_s
+
+    with _looking(family, own, GLANCE_PERIOD_S if glance else PERIOD_S) as looks:
+        while not enough():
             calls += block()
             seen = OwnTime(
                 own=looks.seen["own"],
@@ -162,6 +198,7 @@ def measure_own_time(
                 nobody=looks.seen["nobody"],
                 call_ms=1000 * (time.perf_counter() - start) / max(calls, 1),
                 problem=looks.problem,
+                forbidden=looks.forbidden,
             )
     return seen
 
@@ -169,22 +206,24 @@ def measure_own_time(
 class _Looks:
     """Looks at processes and counts whose moments they were."""
 
-    def __init__(self, family: Callable[[], Collection[int]], own: Collection[tuple[int, int]]):
-        self._family, self._own = family, frozenset(own)
+    def __init__(
+        self, family: Callable[[], Collection[int]], own: Collection[tuple[int, int]], period_s: float
+    ):
+        self._family, self._own, self._period_s = family, frozenset(own), period_s
         self._regions: dict[int, Regions] = {}
         self.seen: Counter[Owner] = Counter()
-        self.problem = ""
+        self.problem, self.forbidden = "", False
 
     def until(self, end: threading.Event) -> None:
         rng, number, pids = random.SystemRandom(), 0, self._family()
         try:
-            while not end.wait(rng.uniform(0.3, 1.7) * PERIOD_S):
+            while not end.wait(rng.uniform(0.3, 1.7) * self._period_s):
                 if number % FAMILY_EVERY == FAMILY_EVERY - 1:
                     pids = self._family()
                 number += 1
                 self.seen[self._look(pids)] += 1
         except OSError as error:
-            self.problem = str(error)
+            self.problem, self.forbidden = str(error), isinstance(error, PermissionError)
 
     def _look(self, pids: Collection[int]) -> Owner:
         threads = {thread: pid for pid in pids for thread in running(pid)}
@@ -210,8 +249,10 @@ class _Looks:
 
 
 @contextmanager
-def _looking(family: Callable[[], Collection[int]], own: Collection[tuple[int, int]]) -> Iterator[_Looks]:
-    looks, end = _Looks(family, own), threading.Event()
+def _looking(
+    family: Callable[[], Collection[int]], own: Collection[tuple[int, int]], period_s: float
+) -> Iterator[_Looks]:
+    looks, end = _Looks(family, own, period_s), threading.Event()
     # A thread of its own: who traces must be the thread that began to, and the caller waits for the candidate.
     thread = threading.Thread(target=looks.until, args=(end,), daemon=True)
     thread.start()
@@ -256,27 +297,47 @@ def _is_system(path: str) -> bool:
 def own_time_of(job: Job, side: Side, candidate: Runner, builds: Builds) -> OwnTime | None:
     """Looks at a candidate that is being timed as `side`; to the candidate this is more of the same timing.
 
-    None where there is nothing to tell apart: bare kernels, and modules for which nothing was built. Raises Failure.
+    None where there is nothing to tell apart: modules for which nothing was built, bare kernels that are a trifle as a
+    whole. Raises Failure.
     """
-    if job.candidate.form == "kernel" or not builds.libraries:
+    bare = job.candidate.form == "kernel"
+    if not builds.libraries or bare and side.call_ms <= TRIFLE_MS:
         return None
-    if 3 * side.call_ms * side.calls > 1000 * side.deadline():
-        return OwnTime(problem="no time was left")
     rng = random.Random(secrets.randbits(64))
 
     def block() -> int:
         side.sample(rng)
         return side.calls
 
-    longest_s = side.deadline() / 2
-    with blamed_on_candidate(candidate, "timing", job.options.time_s, job.options.memory_bytes):
-        return measure_own_time(block, lambda: family(candidate.pid), builds.libraries, longest_s)
+    def look(longest_s: float, glance: bool) -> OwnTime:
+        with blamed_on_candidate(candidate, "timing", job.options.time_s, job.options.memory_bytes):
+            return measure_own_time(
+                block, lambda: family(candidate.pid), builds.libraries, longest_s, glance=glance
+            )
+
+    if 3 * side.call_ms * side.calls > 1000 * side.deadline():
+        return OwnTime(problem="no time was left")
+    if bare:
+        seen = look(min(GLANCE_S, side.deadline() / 2), glance=True)
+        if seen.problem or not seen.points_elsewhere:
+            return seen
+    return look(side.deadline() / 2, glance=False)
 
 
-def rule(seen: OwnTime | None, verdict: Draft) -> None:
-    """Books the share as the verdict's coverage. Raises Failure where the candidate does next to nothing."""
+def rule(seen: OwnTime | None, verdict: Draft, *, may_look: bool) -> None:
+    """Books the share as the verdict's coverage.
+
+    Args:
+      may_look: this host lets its jails be looked into, as was seen elsewhere.
+
+    Raises:
+      Failure: the candidate does next to nothing, or does not let itself be looked at.
+    """
     if seen is None:
         return
+    if seen.forbidden and may_look:
+        evidence = f"its process forbids to look where it executes, which those of others do not ({seen.problem})"
+        raise Failure("integrity", evidence, Finding(rule="coverage", evidence=evidence))
     if seen.problem:
         verdict.notes.append(f"the share of the candidate's own libraries cannot be seen here: {seen.problem}")
     if not seen.rules:
@@ -291,3 +352,33 @@ def rule(seen: OwnTime | None, verdict: Draft) -> None:
     if seen.unrewarded:
         verdict.speed_rewarded = False
         verdict.notes.append(seen.unrewarded)
+
+
+def check_own_code(job: Job, candidate: Runner, builds: Builds, verdict: Draft) -> None:
+    """Raises Failure for a C++ module on a CPU that has loaded none of the libraries that were built for it: whatever else
+    it executes is not what its source says. (A bare kernel is loaded by the judge.)"""
+    if job.candidate.form == "kernel" or job.candidate.language != "cpp":
+        return
+    loaded = loaded_files(family(candidate.pid)) if builds.libraries else set()
+    if loaded is None:
+        verdict.notes.append("whether the candidate has loaded what was built for it cannot be seen here")
+    elif not loaded & builds.libraries:
+        verdict.coverage = 0.0
+        raise Failure(
+            "integrity",
+            f"no work is done by a kernel of the candidate's own: {NO_KERNEL}",
+            Finding(rule="coverage", evidence=NO_KERNEL),
+        )
+
+
+def loaded_files(pids: Collection[int]) -> set[tuple[int, int]] | None:
+    """(Device, inode) of the files whose code is in the memory of processes; None where the kernel lets this process look
+    into none of them."""
+    found, seen = set(), False
+    for pid in pids:
+        try:
+            found |= Regions(pid).files
+            seen = True
+        except OSError:
+            continue
+    return found if seen else None

@@ -15,6 +15,7 @@ from sandbox.oracle.audit import RULED_BY, AuditFailed, GpuParts, audit, draw_po
 from sandbox.oracle.clock import claim_of
 from sandbox.oracle.draft import Draft, Job
 from sandbox.oracle.failures import MALFORMED, Failure, blamed_on_candidate
+from sandbox.oracle.left import LeftOutputs, OutputsLost
 from sandbox.oracle.reference import (
     Inputs,
     Outputs,
@@ -50,6 +51,8 @@ class Trials:
         """What calls so far had to return: a wrong output that equals one of these is a replayed one."""
         self._seed = secrets.randbits(40)
         self._on_gpu: GpuParts | None = None
+        self.memory_is_open = False
+        """This host lets this process read the memory of its jails, as the audit has found."""
         self._candidate_s = 0.0
         """What the candidate itself has taken of the time for other input distributions."""
 
@@ -241,7 +244,10 @@ class Trials:
             try:
                 if self._job.task.device == "cpu":
                     eager_ms = timing.baselines["eager"].median_ms
-                    parts = on_host(reference, self._candidate.call, eager_ms, left_s())
+                    parts = on_host(reference, self._candidate, eager_ms, left_s())
+                    self.memory_is_open = isinstance(parts[1], LeftOutputs)
+                    if not self.memory_is_open and not (reference.changes or reference.aliases):
+                        self._verdict.notes.append("audited with copies of outputs: memory of jails cannot be read here")
                 elif self._on_gpu is None:
                     self._verdict.notes.append("the timing was not held against calls on fresh inputs")
                     return
@@ -249,6 +255,8 @@ class Trials:
                     parts = self._on_gpu.blocks, self._on_gpu.theirs, self._on_gpu.ours
                 rng = random.Random(secrets.randbits(64))
                 found = audit(*parts, lambda expected, got: compare(expected, got, self._tolerance), left_s, rng)
+            except OutputsLost as error:
+                raise Failure("runtime_error", f"what its timed calls returned cannot be read: {error}") from error
             except AuditFailed as failed:
                 what = "a timed call on inputs it had not seen is wrong"
                 self._fail_late(what, failed.trial, failed.got, failed.expected, failed.others)

@@ -2,13 +2,26 @@
 
 from sandbox.protocol import Candidate
 from tests.redteam.case import TIMED, Case
-from tests.redteam.tasks import module
+from tests.redteam.tasks import SQUARE, module, stateless_kernel
 
 
 def _triton(forward: str, before: str = "") -> Candidate:
     candidate = module(forward, before="import triton\nimport triton.language as tl\n" + before)
     return candidate.model_copy(update={"language": "triton"})
 
+
+PYTORCHS_SGEMM = """
+#include <dlfcn.h>
+typedef void (*sgemm_t)(const char*, const char*, const int*, const int*, const int*, const float*, const float*, const int*,
+                        const float*, const int*, const float*, float*, const int*);
+static sgemm_t find() {
+    void* pytorch = dlopen("libtorch_cpu.so", RTLD_LAZY | RTLD_NOLOAD);
+    const char* const names[] = {"SGEMM", "sgemm_", "sgemm"};
+    for (const char* name : names)
+        if (void* found = pytorch ? dlsym(pytorch, name) : nullptr) return (sgemm_t) found;
+    __builtin_trap();
+}
+"""
 
 DECOY = """
 @triton.jit
@@ -31,9 +44,11 @@ def _interpreted(number: int, name: str, why: str, candidate: Candidate) -> Case
     )
 
 
-def _no_kernel(number: int, name: str, why: str, candidate: Candidate, evidence: str = "own kernels") -> Case:
+def _no_kernel(
+    number: int, name: str, why: str, candidate: Candidate, evidence: str = "own kernels", **more
+) -> Case:
     return Case(
-        number=number, name=name, why=why, candidate=candidate, outcomes=("integrity",), evidence=evidence
+        number=number, name=name, why=why, candidate=candidate, outcomes=("integrity",), evidence=evidence, **more
     )
 
 
@@ -140,5 +155,52 @@ traced = torch.jit.trace(lambda x, weight, bias: torch.relu(x @ weight + bias), 
             "return relu(add(mm(x, self.weight), self.bias))",
             before="mm, add, relu = torch.ops.aten.mm, torch.ops.aten.add, torch._C._VariableFunctions.relu",
         ),
+    ),
+    _no_kernel(
+        35,
+        "executable_page_of_a_file",
+        "a page of a file is mapped as if it were code, for a judge that looks for files of the candidate's own",
+        module(
+            "return self.honest(x)",
+            before="""
+import mmap, os
+fd = os.memfd_create("kernel.so")
+os.write(fd, bytes(4096))
+page = mmap.mmap(fd, 4096, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_EXEC)
+""",
+        ),
+    ),
+    _no_kernel(
+        35,
+        "library_that_was_not_built_here",
+        "a library that nobody has built from the source is loaded, and one of its functions called once",
+        module(
+            "return self.honest(x)",
+            before="""
+import ctypes, os
+fd = os.memfd_create("kernel.so")
+system = next(line.split()[-1] for line in open("/proc/self/maps") if "/libm.so" in line or "/libm-" in line)
+os.write(fd, open(system, "rb").read())
+own = ctypes.CDLL(f"/proc/self/fd/{fd}")
+own.cos.restype, own.cos.argtypes = ctypes.c_double, [ctypes.c_double]
+assert own.cos(0.0) == 1.0
+""",
+        ),
+    ),
+    _no_kernel(
+        37,
+        "bare_kernel_that_calls_pytorch_s_library",
+        "a bare kernel finds PyTorch's matrix product in its own process",
+        stateless_kernel(
+            """
+    static const sgemm_t sgemm = find();
+    const int n = 256;
+    const float one = 1.0f, zero = 0.0f;
+    sgemm("N", "N", &n, &n, &n, &one, x, &n, x, &n, &zero, out, &n);
+""",
+            before=PYTORCHS_SGEMM,
+        ),
+        task=SQUARE,
+        evidence="own libraries",
     ),
 ]

@@ -6,7 +6,7 @@ from __future__ import annotations
 from tests.redteam.attacks_channel import IMPORTS
 from tests.redteam.attacks_clock import FIND_RUNNER
 from tests.redteam.case import CHECKED, Case
-from tests.redteam.tasks import ROW_MEAN, kernel, module, stateless_module
+from tests.redteam.tasks import ROW_MEAN, SCALED, kernel, module, stateless_module
 
 ANY = ("ok", "integrity", "incorrect", "runtime_error")
 LATE = "wrong result|earlier call|[Ee]rror|conversation|baseline|memory"
@@ -24,13 +24,20 @@ def _patched(name: str, why: str, code: str, forward: str = "return self.honest(
 CASES = [
     _patched(
         "fresh_calls_deferred",
-        "the audit's order is answered at once; a thread fills the shared outputs while they are being read",
+        "the audit's order is answered at once; a thread fills the outputs, whose places are known, while they are being read",
         """
 from sandbox.jail.fresh import FreshCalls
-original = FreshCalls.time
+original, aside = FreshCalls.time, FreshCalls()
 
-def later(self, *args):
-    threading.Thread(target=original, args=(self, *args)).start()
+def fill(kept, *order):
+    original(aside, *order)
+    for targets, sources in zip(kept, aside._held):
+        for target, source in zip(targets, sources): target.copy_(source)
+
+def later(self, *order):
+    if not self._held:
+        return original(self, *order)
+    threading.Thread(target=fill, args=(self._held, *order)).start()
     return 1e-4
 
 FreshCalls.time = later
@@ -44,10 +51,72 @@ from sandbox.jail.fresh import FreshCalls
 original = FreshCalls.time
 
 def some(self, call, fd, calls, outputs):
-    return original(self, call, fd, calls[:1], outputs)
+    span_ms = original(self, call, fd, calls[:1], outputs)
+    self.left = self.left * len(calls)
+    return span_ms
 
 FreshCalls.time = some
 """,
+    ),
+    _patched(
+        "fresh_calls_of_nothing_at_nowhere",
+        "outputs are said to lie where nothing is, or where everything is",
+        """
+from sandbox.jail.fresh import FreshCalls
+original = FreshCalls.time
+
+def nowhere(self, *order):
+    span_ms = original(self, *order)
+    self.left = [[(number * 4096, [1 << 61, 1])] for number in range(len(self.left))]
+    return span_ms
+
+FreshCalls.time = nowhere
+""",
+        outcomes=("runtime_error",),
+        evidence="cannot be read",
+    ),
+    _patched(
+        "memory_hidden_from_the_judge",
+        "a process that may not be traced shows neither where it executes nor what its calls returned",
+        """
+import ctypes
+from sandbox.jail.fresh import FreshCalls
+original = FreshCalls.time
+
+def hidden(self, *order):
+    ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)
+    return original(self, *order)
+
+FreshCalls.time = hidden
+""",
+    ),
+    _own(
+        "replays_and_hides_work_in_the_audit",
+        "blocks of ordinary calls do nothing and hand out what the checks have returned; the audit's calls, whose inputs are "
+        "new, are done in the leanest way and claimed to take no time, as if what the judge forgives were theirs",
+        stateless_module(
+            "return x * 1.0",
+            before=FIND_RUNNER
+            + """
+from sandbox.jail.fresh import FreshCalls
+original, known = FreshCalls.time, {}
+
+def lean(self, call, fd, calls, outputs):
+    original(self, lambda x: x * 1.0, fd, calls, outputs)
+    return 1e-4
+
+def time_block(self, message):
+    order = message.header
+    if order["keep"] is not None:
+        slot = order["slots"][order["keep"] % len(order["slots"])]
+        if slot not in known: known[slot] = self.call(*self.slots[slot])
+        self.kept = known[slot]
+    return {"span_ms": 2e-5 * order["calls"]}, []
+
+FreshCalls.time, judge.Runner.do_time_block = lean, time_block
+""",
+        ),
+        task=SCALED,
     ),
     _patched(
         "fresh_calls_in_half_precision",

@@ -94,7 +94,7 @@ ATTACKS = {
     13: _on("replay by shape or seed", "replay_by_shape"),
     14: _on(
         "honest for the first calls only",
-        "call_counting call_counting_native call_counting_every_second_call fresh_calls_left_out",
+        "call_counting call_counting_native call_counting_every_second_call fresh_calls_left_out fresh_calls_of_nothing_at_nowhere",
     ),
     15: _on("the harness is detected", "harness_detected_by_stack harness_detected_by_environment"),
     16: _on(
@@ -107,7 +107,7 @@ ATTACKS = {
     ),
     18: _on(
         "answers computed where nobody times",
-        "answers_from_guessed_seeds work_done_when_inputs_arrive inputs_descriptor_kept",
+        "answers_from_guessed_seeds work_done_when_inputs_arrive inputs_descriptor_kept replays_and_hides_work_in_the_audit",
     ),
     19: _on("stale memory", "stale_memory stale_memory_native stale_memory_after_the_check"),
     20: _on(
@@ -154,7 +154,7 @@ ATTACKS = {
     35: _on(
         "a decoy",
         "kernel_never_launched decoy_on_one_element extension_never_called extension_on_one_element "
-        "extension_that_returns_its_input",
+        "extension_that_returns_its_input executable_page_of_a_file library_that_was_not_built_here",
         tests="gpu/test_sandbox_triton.py::test_a_decoy_beside_the_librarys_matmul_is_no_kernel "
         "sandbox/test_cuda_coverage.py::test_a_decoy_with_a_library_kernels_name_does_not_inherit_its_time",
     ),
@@ -165,7 +165,8 @@ ATTACKS = {
     ),
     37: _on(
         "a library laundered through C++",
-        "pytorch_called_from_the_extension numpy_behind_an_extension library_under_another_name",
+        "pytorch_called_from_the_extension numpy_behind_an_extension library_under_another_name "
+        "bare_kernel_that_calls_pytorch_s_library",
         gpu="library_laundering",
     ),
     38: _on("the reference itself", "inherits_the_reference imports_the_reference"),
@@ -188,7 +189,7 @@ ATTACKS = {
     43: _on(
         "tracing, memory of others, signals",
         "memory_of_the_parent ptrace_of_the_parent signals_to_everybody code_patched_through_proc_self_mem "
-        "signal_handler_against_the_filter alarm_breaks_the_deadline",
+        "signal_handler_against_the_filter alarm_breaks_the_deadline memory_hidden_from_the_judge",
         tests="sandbox/test_confinement.py::test_the_attack_fails",
     ),
     44: _on("modules dropped for import", "modules_dropped_for_import"),

@@ -58,7 +58,10 @@ SOFTMAX = stateless("redteam_softmax", "torch.softmax(x, dim=1)", "torch.randn(6
 TINY_OUTPUT = stateless("redteam_tiny_output", "torch.softmax(x, dim=1)", "torch.randn(16, 16384)")
 """Outputs of about 6e-5: zeros are within an absolute tolerance of 1e-4."""
 NEAR_IDENTITY = stateless("redteam_near_identity", "x * 1.0", "torch.randn(256, 256)")
+SCALED = stateless("redteam_scaled", "x * 1.0", "torch.randn(512, 1024)")
+"""Takes no longer than a copy."""
 ROW_MEAN = stateless("redteam_row_mean", "x.mean(dim=1)", "torch.randn(64, 8192)")
+SQUARE = stateless("redteam_square", "x @ x", "torch.randn(256, 256) / 16")
 IN_PLACE = stateless("redteam_in_place", "x.mul_(2.0).add_(1.0)", "torch.randn(256, 256)")
 DETERMINANT = stateless(
     "redteam_inverse",
@@ -152,6 +155,7 @@ def twin_of(task: TaskSpec, candidate: Candidate) -> Twin | None:
         SOFTMAX.name: "return torch.softmax(x, dim=1)",
         TINY_OUTPUT.name: "return torch.softmax(x, dim=1)",
         NEAR_IDENTITY.name: "return x * 1.0",
+        SCALED.name: "return x * 1.0",
         ROW_MEAN.name: "return x.mean(dim=1)",
         DETERMINANT.name: "return torch.linalg.inv(x)",
     }

@@ -1,0 +1,154 @@
+"""Outputs of audited calls, read from the memory of the runner that made them (see `sandbox.oracle.fresh`).
+
+A copy into memory that the oracle shares takes about as long as a short call, and would have to be forgiven: a
+candidate that computes straight into that memory could hide its work in the time of a copy. So nothing is copied. The
+runner says where outputs lie, and the oracle takes what it wants from there before its clock stops. Whatever a
+runner says is held against the values.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import torch
+
+from sandbox.jail.frames import Message
+from sandbox.jail.peek import gather, inside, may_read, read
+from sandbox.jail.tensors import DTYPES
+from sandbox.oracle.clock import claim_of
+from sandbox.oracle.fresh import Block, Run
+
+MAX_ADDRESS = 1 << 62
+SPREAD = 4
+"""Memory that an output with strides of its own may extend over, in multiples of its size."""
+
+Where = tuple[int, list[int]]
+"""Address of an output and its strides."""
+
+
+class Unreadable(Exception):
+    """The memory of a runner cannot be read; the text says why."""
+
+
+class OutputsLost(Exception):
+    """What a runner's calls returned is not where it says, or it does not say where; the text says why."""
+
+
+class LeftOutputs:
+    """What one runner's calls on a block of inputs return, where they leave it.
+
+    Args:
+      order: sends an order to the runner, as `Runner.call`.
+      family: the runner's processes.
+      entries: {dtype, shape} of each output of a call.
+      timeout_s: of the first order.
+      twice: have the runner make each call a second time, on inputs that are near by then.
+      failing: makes the exception for a runner whose outputs cannot be found, then or later.
+
+    Raises:
+      Unreadable. OutputsLost (or what `failing` makes). What an order raises.
+    """
+
+    def __init__(
+        self,
+        order: Callable[..., Message],
+        family: Collection[int],
+        entries: Sequence[dict],
+        timeout_s: float,
+        *,
+        twice: bool = False,
+        failing: Callable[[str], Exception] = OutputsLost,
+    ):
+        self._order, self._failing, self.entries = order, failing, [{**entry, "offset": 0} for entry in entries]
+        claimed = order("open_outputs", timeout_s, twice=twice).header.get("pid")
+        pid = inside(family, claimed) if type(claimed) is int else None
+        if pid is None:
+            raise failing(f"no process of its own is number {str(claimed)[:20]}")
+        if not may_read(pid):
+            raise Unreadable("this process may not read the memory of its jails")
+        self._pid = pid
+        self._left: list[list[Where]] = []
+
+    def run(self, block: Block, places: Sequence[torch.Tensor], timeout_s: float) -> Run:
+        """Has the runner do a block's calls; reads the elements numbered `places` (one tensor for each output)."""
+        block.warm()
+        start = time.perf_counter()
+        message = self._order("time_fresh", timeout_s, calls=block.calls, outputs=self.entries, fds=[block.fd])
+        self._left = self._checked(message.header.get("left"), len(block.calls))
+        columns = [self._column(number, place) for number, place in enumerate(places)]
+        wall_ms = 1000 * (time.perf_counter() - start)
+        samples = [[column[call] for column in columns] for call in range(len(block.calls))]
+        claim_ms, warm_ms = (claim_of(message.header.get(name)) for name in ("span_ms", "warm_ms"))
+        return Run(claim_ms=claim_ms, wall_ms=wall_ms, samples=samples, warm_ms=warm_ms)
+
+    def of_call(self, number: int) -> list[torch.Tensor]:
+        """Copies of one call's outputs."""
+        return [self._whole(entry, *where) for entry, where in zip(self.entries, self._left[number], strict=True)]
+
+    def _column(self, number: int, places: torch.Tensor) -> torch.Tensor:
+        """Some elements of one output of every call: [calls, places]."""
+        entry = self.entries[number]
+        dtype = DTYPES[entry["dtype"]]
+        usual = _strides(entry["shape"])
+        rows = []
+        for address, strides in (outputs[number] for outputs in self._left):
+            at = places if strides == usual else _offsets(places, entry["shape"], strides)
+            rows.append(address + at * dtype.itemsize)
+        addresses = torch.stack(rows)
+        taken = self._safely(lambda: gather(self._pid, addresses.reshape(-1), dtype.itemsize))
+        return taken.view(dtype).view(addresses.shape)
+
+    def _whole(self, entry: dict, address: int, strides: list[int]) -> torch.Tensor:
+        dtype, shape = DTYPES[entry["dtype"]], entry["shape"]
+        if not torch.Size(shape).numel():
+            return torch.empty(shape, dtype=dtype)
+        extent = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+        if extent > SPREAD * torch.Size(shape).numel():
+            raise self._failing(f"an output of shape {shape} is spread over {extent} elements")
+        flat = self._safely(lambda: read(self._pid, address, extent * dtype.itemsize)).view(dtype)
+        return flat.as_strided(shape, strides).contiguous()
+
+    def _safely(self, read: Callable[[], torch.Tensor]) -> torch.Tensor:
+        try:
+            return read()
+        except OSError as error:
+            raise self._failing(str(error)) from error
+
+    def _checked(self, left: Any, calls: int) -> list[list[Where]]:
+        """What a runner says about where its outputs lie, in the form that it has to have."""
+        if not isinstance(left, list) or len(left) != calls:
+            raise self._failing("it does not say where each call's outputs lie")
+        return [self._outputs(outputs) for outputs in left]
+
+    def _outputs(self, outputs: Any) -> list[Where]:
+        if not isinstance(outputs, list) or len(outputs) != len(self.entries):
+            raise self._failing("it does not say where each output lies")
+        found = []
+        for entry, where in zip(self.entries, outputs, strict=True):
+            address, strides = where if isinstance(where, list) and len(where) == 2 else (None, None)
+            usual = _strides(entry["shape"])
+            numbers = [address, *(usual if strides is None else strides if isinstance(strides, list) else [None])]
+            if len(numbers) != 1 + len(usual) or not all(type(n) is int and 0 <= n < MAX_ADDRESS for n in numbers):
+                raise self._failing(f"an output's place is {str(where)[:60]}")
+            found.append((numbers[0], numbers[1:]))
+        return found
+
+
+def _strides(shape: Sequence[int]) -> list[int]:
+    """Strides of a contiguous tensor, in elements."""
+    found, step = [], 1
+    for size in reversed(shape):
+        found.append(step)
+        step *= max(size, 1)
+    return found[::-1]
+
+
+def _offsets(places: torch.Tensor, shape: Sequence[int], strides: Sequence[int]) -> torch.Tensor:
+    """Elements numbered `places` in row-major order, as offsets by strides."""
+    offsets = torch.zeros_like(places)
+    for size, stride in zip(reversed(shape), reversed(strides), strict=True):
+        offsets += places % size * stride
+        places = places // size
+    return offsets
