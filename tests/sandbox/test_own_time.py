@@ -5,11 +5,13 @@ import os
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from sandbox.jail.pointers import Region, Regions, places, running
 from sandbox.oracle import own_time
+from sandbox.oracle.failures import Failure
 from sandbox.oracle.own_time import OwnTime, loaded_files, measure_own_time, owner_of
 from tests.sandbox.helpers import eventually
 
@@ -98,6 +100,39 @@ def test_a_host_that_forbids_tracing_fails_nobody(monkeypatch):
 def test_what_was_seen_rules_only_where_it_says_something(own, libraries, nobody, call_ms, fails, unrewarded):
     seen = OwnTime(own=own, libraries=libraries, nobody=nobody, call_ms=call_ms)
     assert (bool(seen.fails), bool(seen.unrewarded)) == (fails, unrewarded), seen
+
+
+@pytest.mark.parametrize(
+    ("own", "libraries", "nobody", "call_ms", "wanted"),
+    [
+        (0, 8, 0, 1.0, True),
+        (5, 3, 0, 1.0, True),
+        (6, 2, 0, 1.0, False),
+        (0, 1, 120, 6.0, False),  # threads that wait for each other
+        (0, 8, 0, 0.02, False),  # a trifle
+        (0, 0, 200, 1.0, False),
+    ],
+)
+def test_a_glance_wants_a_longer_look_only_where_libraries_have_a_part(own, libraries, nobody, call_ms, wanted):
+    assert OwnTime(own=own, libraries=libraries, nobody=nobody, call_ms=call_ms).points_elsewhere is wanted
+
+
+def test_a_glance_ends_with_the_first_moments_that_tell():
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as child:
+        start = time.monotonic()
+        seen = measure_own_time(lambda: time.sleep(0.001) or 1, lambda: {child.pid}, set(), longest_s=0.2, glance=True)
+        child.kill()
+    assert seen.own + seen.libraries == 0 and time.monotonic() - start < 5
+
+
+def test_who_forbids_to_be_looked_at_where_others_do_not_has_failed():
+    hidden, verdict = OwnTime(problem="ptrace: Operation not permitted", forbidden=True), SimpleNamespace(notes=[])
+    own_time.rule(hidden, verdict, may_look=False)
+    assert "cannot be seen here" in verdict.notes[0]
+    with pytest.raises(Failure, match="forbids to look") as failed:
+        own_time.rule(hidden, verdict, may_look=True)
+    assert (failed.value.outcome, failed.value.finding.rule) == ("integrity", "coverage")
+    own_time.rule(OwnTime(problem="no time was left"), verdict, may_look=True)
 
 
 def test_whose_code_it_is_is_told_by_what_no_candidate_can_choose():

@@ -1,0 +1,46 @@
+"""What a call costs does not depend on what its process has freed before."""
+
+import pytest
+
+from sandbox.jail.limits import Limits
+from sandbox.jail.processes import members
+from sandbox.jail.spawn import Zygote
+
+SCALING = """
+import torch
+class Model(torch.nn.Module):
+    def forward(self, x): return x * 1.0
+def get_inputs(): return [torch.randn(512, 1024)]
+def get_init_inputs(): return []
+"""
+OUTPUT_PAGES = 512
+CALLS = 50
+
+
+@pytest.fixture(scope="module")
+def zygote(tmp_path_factory):
+    zygote = Zygote(modules=["torch"], threads=1, directory=tmp_path_factory.mktemp("pages"), level="none")
+    yield zygote
+    zygote.close()
+
+
+def faults(pid: int) -> int:
+    """Page faults so far of a jail's processes that needed no disk."""
+    total = 0
+    for member in members(pid):
+        with open(f"/proc/{member}/stat") as file:
+            total += int(file.read().rsplit(")", 1)[1].split()[7])
+    return total
+
+
+def test_the_outputs_of_a_new_process_s_calls_are_memory_that_it_has_already(zygote):
+    with zygote.runner(Limits(memory_bytes=1 << 30), 1 << 30) as runner:
+        order = {"source": SCALING, "entry_point": "Model", "dtype": "float32", "device": "cpu", "seed": 1}
+        runner.call("load_reference", 20.0, **order)
+        runner.call("inputs", 20.0, seed=1, slot=0, reply_bytes=1 << 24)
+        block = {"slots": [0], "keep": None, "flush": True, "which": "eager"}
+        runner.call("time_block", 20.0, calls=3, **block)
+        before = faults(runner.pid)
+        runner.call("time_block", 20.0, calls=CALLS, **block)
+        a_call = (faults(runner.pid) - before) / CALLS
+    assert a_call < OUTPUT_PAGES / 10, f"{a_call:.0f} page faults a call"
