@@ -117,7 +117,7 @@ def test_a_glance_wants_a_longer_look_only_where_libraries_have_a_part(own, libr
     assert OwnTime(own=own, libraries=libraries, nobody=nobody, call_ms=call_ms).points_elsewhere is wanted
 
 
-def test_a_glance_ends_with_the_first_moments_that_tell():
+def test_a_glance_that_sees_nobody_at_work_ends_all_the_same():
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as child:
         start = time.monotonic()
         seen = measure_own_time(lambda: time.sleep(0.001) or 1, lambda: {child.pid}, set(), longest_s=0.2, glance=True)
