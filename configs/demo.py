@@ -49,6 +49,7 @@ def get_config() -> ConfigDict:
             check_size="light",  # the others have fewer elements: they are only checked
             rl_generated=0,  # of these, how many RL trains on as well
             rl_fresh=200,  # tasks made for RL alone, that the cold start has not seen
+            rl_checked=400,  # more of them, of check_size: their kernels are only checked
         )
     )
 
@@ -130,6 +131,7 @@ def get_config() -> ConfigDict:
     c.rollout = ConfigDict(
         dict(
             tasks=4,  # B: tasks a step
+            checked_tasks=8,  # tasks a step whose kernels are only checked: one turn, no skills, a tenth of the time
             selections=2,  # k: sampled schemes, plus the null scheme
             rollouts=2,  # n: rollouts a scheme
             turns=2,  # T

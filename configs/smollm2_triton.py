@@ -15,7 +15,7 @@ def get_config() -> ConfigDict:
     c.style = "chat"
     # Generated tasks are small: they are judged for correctness alone, on the GPU or beforehand in the interpreter of a machine
     # without one (--mode=check_corpus --config.sandbox.device=cpu; its journal_corpus.jsonl goes into this run's workdir).
-    c.tasks.update(dict(size="gpu", generated=1400, generated_size="small", check_size="", rl_generated=0, rl_fresh=0))
+    c.tasks.update(dict(size="gpu", generated=1400, generated_size="small", check_size="", rl_generated=0, rl_fresh=0, rl_checked=0))
     c.model = ConfigDict(
         dict(
             init="smollm2",
@@ -53,6 +53,7 @@ def get_config() -> ConfigDict:
     c.rollout.update(
         dict(
             tasks=4,
+            checked_tasks=0,
             selections=1,
             rollouts=2,
             turns=2,

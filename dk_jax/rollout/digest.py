@@ -12,8 +12,9 @@ from dk_jax.rollout.trajectory import Trajectory
 
 
 def rollout_metrics(rollouts: StepRollouts) -> dict[str, float]:
-    """What one step's policy rollouts were worth, and how they went."""
-    policy: list[Trajectory] = [t for t in rollouts.of("policy") if t.rewards]
+    """What one step's policy rollouts were worth, and how they went; those that were not timed apart."""
+    policy: list[Trajectory] = [t for t in rollouts.of("policy") if t.rewards and t.timed]
+    checked = [v.correct for t in rollouts.of("policy") if not t.timed for v in t.verdicts]
     verdicts = [v for t in policy for v in t.verdicts]
     first = [t.verdicts[0] for t in policy]
     speedups = [v.earned_speedup for v in verdicts]
@@ -29,6 +30,7 @@ def rollout_metrics(rollouts: StepRollouts) -> dict[str, float]:
         "noisy": float(np.mean([v.noisy for v in verdicts])),
         "distinct": len({turn.source for t in policy for turn in t.turns if turn.source}) / max(len(verdicts), 1),
         "truncated": float(np.mean([turn.stop != "eos" for t in policy for turn in t.turns])),
+        **({"checked_correct": float(np.mean(checked))} if checked else {}),
         "proposals": float(len(proposals)),
         "proposals_accepted": float(sum(p.accepted for p in proposals)),
     }

@@ -1,7 +1,8 @@
 """One step's episodes: selection -> schemes -> multi-turn policy rollouts -> summary -> verification (DESIGN 3.3).
 
 For each of B tasks the selection agent draws k skill sets and the null scheme is added; each scheme gets n rollouts of T
-turns, every turn judged by the sandbox. A rollout that improved on itself triggers s summaries; each new skill is verified
+turns, every turn judged by the sandbox. Tasks that are only checked, which costs a tenth, get as many rollouts of one turn
+without skills. A rollout that improved on itself triggers s summaries; each new skill is verified
 by paired arms before the step ends. All tasks of a step are sampled together and judged together.
 
 What it does not do: advantages (dk_jax.train.credit), the update, or committing skills (the caller does, with the step's
@@ -139,9 +140,11 @@ def policy_turns(
     seed_of: Callable[[Trajectory, int], int],
     phase: str,
     turns: int,
+    timed: bool = True,
     progress: Callable[[int], None] | None = None,
 ) -> None:
-    """Runs all turns of the given policy trajectories together, in place: sample, judge, feed back."""
+    """Runs all turns of the given policy trajectories together, in place: sample, judge (with `timed=False` for correctness
+    alone), feed back."""
     views = [task_view(task, language=config.language, form=config.form) for task in tasks]
     alive = list(range(len(trajectories)))
     for turn in range(turns):
@@ -179,6 +182,7 @@ def policy_turns(
             [Request(task=tasks[i], source=trajectories[i].turns[-1].source) for i in asked],
             phase=f"{phase}/turn{turn}",
             progress=progress,
+            timed=timed,
         )
         for i, verdict in zip(asked, verdicts, strict=True):
             trajectories[i].turns[-1].verdict = verdict
@@ -286,6 +290,7 @@ def collect(
     config: RolloutConfig,
     seed: int,
     step: int,
+    checked: Sequence[Task] = (),
     progress: Callable[[int], None] | None = None,
 ) -> StepRollouts:
     """One step's rollouts for all agents.
@@ -297,10 +302,12 @@ def collect(
         tasks: the B tasks of the step (distinct names).
         active: skills of the library as of the last commit.
         config, seed, step: equal values and equal verdicts give equal rollouts.
+        checked: further tasks, whose kernels are checked and not timed.
         progress: called with the number of newly judged turns.
     """
-    if len({t.name for t in tasks}) != len(tasks):
-        raise ValueError(f"the tasks of a step must be distinct: {[t.name for t in tasks]}")
+    names = [t.name for t in (*tasks, *checked)]
+    if len(set(names)) != len(names):
+        raise ValueError(f"the tasks of a step must be distinct: {names}")
     by_name = {skill.name: skill for skill in active}
     by_task = {task.name: task for task in tasks}
 
@@ -338,6 +345,25 @@ def collect(
         turns=config.turns,
         progress=progress,
     )
+    untimed = [
+        Trajectory(agent="policy", task=task.name, group=task.name, member=member, timed=False)
+        for task in checked
+        for member in range((config.selections + 1) * config.rollouts)
+    ]
+    if untimed:
+        policy_turns(
+            speaker,
+            judge,
+            untimed,
+            [task for task in checked for _ in range(len(untimed) // len(checked))],
+            [()] * len(untimed),
+            config=config,
+            seed_of=seed_of,
+            phase=f"rl/{step}/checked",
+            turns=1,
+            timed=False,
+            progress=progress,
+        )
     calls: list[Call] = []
     for trigger in triggers(rollouts, alpha=config.alpha, beta=config.beta, limit=config.max_triggers):
         calls += _summarise(speaker, trigger, by_task, by_name, config=config, seed_of=seed_of)
@@ -352,4 +378,4 @@ def collect(
         seed=seed,
         step=step,
     )
-    return StepRollouts(trajectories=chosen + rollouts + [call.trajectory for call in calls], proposals=proposals)
+    return StepRollouts(trajectories=chosen + rollouts + untimed + [call.trajectory for call in calls], proposals=proposals)

@@ -117,6 +117,7 @@ class Trajectory:
         advantages: advantage of each turn (filled in by `dk_jax.train.credit`).
         skills: names of the skills in the prompt (policy, summary) or chosen (selection).
         shown: names of the skills on offer (selection).
+        timed: whether its kernels were timed (policy); else its rewards are for correctness alone.
     """
 
     agent: str
@@ -132,6 +133,7 @@ class Trajectory:
     advantages: list[float] = dataclasses.field(default_factory=list)
     skills: tuple[str, ...] = ()
     shown: tuple[str, ...] = ()
+    timed: bool = True
 
     def append_prompt(self, tokens: Iterable[int]) -> None:
         tokens = list(tokens)

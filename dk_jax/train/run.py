@@ -290,7 +290,7 @@ class Run:
         judge, verifier = self.judge("rl"), self._verifier
         sampler = self.sampler(temperature=self.cfg.rollout.temperature)
         r = self.cfg.rollout
-        turns = r.tasks * (r.selections + 1) * r.rollouts * r.turns
+        turns = (r.tasks * r.turns + r.checked_tasks) * (r.selections + 1) * r.rollouts
         with tqdm(total=c.steps, desc="joint RL", unit="step", initial=state.step) as bar:
             while state.step < c.steps:
                 started = time.monotonic()
@@ -324,7 +324,11 @@ class Run:
 
     def collect(self, state: TrainState, sampler, judge, verifier, progress=None) -> StepRollouts:
         """The rollouts of the step after `state`."""
-        tasks = setup.step_tasks(self.tasks.rl, state.step, count=self.cfg.rollout.tasks, seed=self.cfg.seed)
+        r, seed = self.cfg.rollout, self.cfg.seed
+        tasks = setup.step_tasks(self.tasks.rl, state.step, count=r.tasks, seed=seed)
+        checked = []
+        if r.checked_tasks:
+            checked = setup.step_tasks(self.tasks.checked, state.step, count=r.checked_tasks, seed=seed, key="rollout.checked_tasks")
         return collect(
             self.speaker(sampler, state.trainable),
             judge,
@@ -332,8 +336,9 @@ class Run:
             tasks,
             self.library.active(),
             config=self.rollout_config,
-            seed=self.cfg.seed,
+            seed=seed,
             step=state.step,
+            checked=checked,
             progress=progress,
         )
 

@@ -35,7 +35,8 @@ class ConfigError(ValueError):
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TaskSets:
     """Tasks of a run: the cold start trains on `train` and `generated`, RL on `train`, the first `rl_generated` of `generated`, and
-    `fresh`, which the cold start has not seen; evaluation is on `held_out`.
+    `fresh`, which the cold start has not seen, and for correctness alone on `checked`, which it has not seen either; evaluation
+    is on `held_out`.
     """
 
     train: tuple[Task, ...]
@@ -43,16 +44,17 @@ class TaskSets:
     generated: tuple[Task, ...]
     rl_generated: int = 0
     fresh: tuple[Task, ...] = ()
+    checked: tuple[Task, ...] = ()
 
     @property
     def rl(self) -> tuple[Task, ...]:
-        """Tasks of the RL phase."""
+        """Tasks of the RL phase whose kernels are timed."""
         return self.train + self.generated[: self.rl_generated] + self.fresh
 
     @property
     def all(self) -> tuple[Task, ...]:
         """Every task of the run, each once."""
-        return self.train + self.held_out + self.generated + self.fresh
+        return self.train + self.held_out + self.generated + self.fresh + self.checked
 
     def siblings(self, task: Task) -> tuple[Task, ...]:
         """Other training tasks of the same family or, for a task alone in its family, of the same kind."""
@@ -70,9 +72,9 @@ def load_tasks(cfg: ConfigDict) -> TaskSets:
         if unknown := kinds - {t.spec.kind for t in suite.tasks}:
             raise ConfigError(f"tasks.kinds names {sorted(unknown)}: there are {sorted({t.spec.kind for t in suite.tasks})}")
         tasks = [t for t in suite.tasks if t.level in levels and (not kinds or t.spec.kind in kinds)]
-        generated, fresh = _generated(cfg.seed, cfg.tasks, kinds)
+        generated, fresh, checked = _generated(cfg.seed, cfg.tasks, kinds)
     elif cfg.tasks.source == "kernelbench":
-        tasks, generated, fresh = load_kernelbench(Path(cfg.tasks.directory), tuple(sorted(levels))), [], []
+        tasks, generated, fresh, checked = load_kernelbench(Path(cfg.tasks.directory), tuple(sorted(levels))), [], [], []
     else:
         raise ConfigError(f"tasks.source is {cfg.tasks.source!r}: use 'builtin' or 'kernelbench'")
     train = tuple(t for t in tasks if t.split == "train")
@@ -88,29 +90,40 @@ def load_tasks(cfg: ConfigDict) -> TaskSets:
                 f"tasks.full_size={cfg.tasks.full_size}, but RL or the corpus (corpus.timed_tasks, tasks.rl_generated) times {timed} "
                 "generated tasks: raise it, or set tasks.check_size=''"
             )
-    return TaskSets(train=train, held_out=held_out, generated=tuple(generated), rl_generated=cfg.tasks.rl_generated, fresh=tuple(fresh))
+    return TaskSets(
+        train=train,
+        held_out=held_out,
+        generated=tuple(generated),
+        rl_generated=cfg.tasks.rl_generated,
+        fresh=tuple(fresh),
+        checked=tuple(checked),
+    )
 
 
-def _generated(seed: int, c: ConfigDict, kinds: Collection[str]) -> tuple[list[Task], list[Task]]:
+def _generated(seed: int, c: ConfigDict, kinds: Collection[str]) -> tuple[list[Task], list[Task], list[Task]]:
     """`generated` tasks of `generated_size`, less those of other kinds, all but the first `full_size` of the size `check_size`; and
-    `rl_fresh` more of `generated_size`, less those of other kinds."""
+    `rl_fresh` more of `generated_size`, and `rl_checked` more of `check_size`, likewise. Without a `check_size` all are of
+    `generated_size`."""
 
     def of_kinds(tasks: Sequence[Task]) -> list[Task]:
         return [t for t in tasks if not kinds or t.spec.kind in kinds]
 
-    made = generate_tasks(seed, c.generated + c.rl_fresh, c.generated_size)
-    generated, fresh = of_kinds(made[: c.generated]), of_kinds(made[c.generated :])
+    new = c.generated + c.rl_fresh  # where the checked ones begin
+    made = generate_tasks(seed, new + (0 if c.check_size else c.rl_checked), c.generated_size)
+    generated, fresh = of_kinds(made[: c.generated]), of_kinds(made[c.generated : new])
     if not c.check_size:
-        return generated, fresh
+        return generated, fresh, of_kinds(made[new:])
     first = generated[: c.full_size]
-    others = of_kinds(generate_tasks(seed, c.generated, c.check_size))[len(first) :]
-    return first + [dataclasses.replace(t, name=f"{t.name}_{c.check_size}") for t in others], fresh
+    small = [
+        dataclasses.replace(t, name=f"{t.name}_{c.check_size}") for t in generate_tasks(seed, new + c.rl_checked, c.check_size)
+    ]
+    return first + of_kinds(small[: c.generated])[len(first) :], fresh, of_kinds(small[new:])
 
 
-def step_tasks(tasks: Sequence[Task], step: int, *, count: int, seed: int) -> list[Task]:
+def step_tasks(tasks: Sequence[Task], step: int, *, count: int, seed: int, key: str = "rollout.tasks") -> list[Task]:
     """The tasks of a step: `count` next ones in an endless sequence of shuffled epochs, distinct within the step."""
     if count > len(tasks):
-        raise ConfigError(f"rollout.tasks={count} but there are only {len(tasks)} training tasks")
+        raise ConfigError(f"{key}={count} but there are only {len(tasks)} training tasks for it")
     per_epoch = len(tasks) // count
     epoch, offset = divmod(step, per_epoch)
     order = sorted(range(len(tasks)), key=lambda i: derive_seed(seed, "epoch", epoch, tasks[i].name))

@@ -42,9 +42,33 @@ def test_fresh_tasks_are_of_the_timed_size_and_none_of_the_cold_starts(check_siz
     assert len(tasks.fresh) > 30 and {t.size for t in tasks.fresh} == {"cpu"} and {t.spec.kind for t in tasks.fresh} <= set(cfg.tasks.kinds)
     assert tasks.rl == tasks.train + tasks.fresh
     assert not {t.spec for t in tasks.fresh} & {t.spec for t in (*tasks.train, *tasks.generated)}
-    assert len({t.name for t in tasks.all}) == len(tasks.all) == len(tasks.train) + len(tasks.held_out) + len(tasks.generated) + len(tasks.fresh)
+    assert len({t.name for t in tasks.all}) == len(tasks.all) == sum(
+        map(len, (tasks.train, tasks.held_out, tasks.generated, tasks.fresh, tasks.checked))
+    )
     cfg.tasks.rl_fresh = 20
     assert setup.load_tasks(cfg).fresh == tasks.fresh[: len(setup.load_tasks(cfg).fresh)]
+
+
+def test_tasks_that_rl_only_checks_are_small_and_new():
+    cfg = demo()
+    cfg.tasks.update(dict(generated=300, full_size=40, rl_fresh=50, rl_checked=60))
+    cfg.corpus.timed_tasks = 60
+    tasks = setup.load_tasks(cfg)
+    assert len(tasks.checked) > 30 and {t.size for t in tasks.checked} == {"light"} and {t.spec.kind for t in tasks.checked} <= set(cfg.tasks.kinds)
+    known = {t.reference for t in tasks.all} - {t.reference for t in tasks.checked}
+    assert not known & {t.reference for t in tasks.checked} and not {t.name for t in tasks.checked} & {t.name for t in tasks.rl}
+    assert len({t.name for t in tasks.all}) == len(tasks.all)
+    cfg.tasks.rl_checked = 0
+    without = setup.load_tasks(cfg)
+    assert (without.generated, without.fresh, without.checked) == (tasks.generated, tasks.fresh, ())
+    cfg.tasks.update(dict(rl_checked=60, check_size=""))
+    large = setup.load_tasks(cfg)
+    assert {t.size for t in large.checked} == {"cpu"} and len({t.name for t in large.all}) == len(large.all)
+
+
+def test_a_step_wants_no_more_tasks_than_there_are():
+    with pytest.raises(setup.ConfigError, match=r"rollout\.checked_tasks=8 but there are only 3"):
+        setup.step_tasks(setup.load_tasks(demo()).train[:3], 0, count=8, seed=0, key="rollout.checked_tasks")
 
 
 @pytest.mark.parametrize("get_config", [demo, smollm2])

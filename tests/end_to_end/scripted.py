@@ -39,8 +39,9 @@ class ScriptedClient:
     def __init__(self, kill_at: int | None = None):
         self.judged = 0
         self.kill_at = kill_at
+        self.untimed: list[str] = []
 
-    def _result(self, task, candidate) -> EvaluationResult:
+    def _result(self, task, candidate, options=None) -> EvaluationResult:
         if self.kill_at is not None and self.judged >= self.kill_at:
             raise Killed
         self.judged += 1
@@ -49,6 +50,9 @@ class ScriptedClient:
         speedup = 0.5 + digest[1] / 64 + (4.0 if "skilled" in candidate.source else 0.0)
         if not ok:
             return EvaluationResult(id="x", state="done", stage="built", outcome="incorrect", feedback="incorrect max err 1.0")
+        if options is not None and options.timing == "none":
+            self.untimed.append(task.name)
+            return EvaluationResult(id="x", state="done", stage="correct", outcome="ok", feedback="correct", reward=Reward(total=0.5))
         span = Span(median_ms=1.0, low_ms=0.9, high_ms=1.1, samples=5)
         timing = Timing(candidate=span, baselines={"eager": span}, speedup=speedup, noisy=False, bound_by="wall")
         return EvaluationResult(
@@ -62,7 +66,7 @@ class ScriptedClient:
     def evaluate(self, task, candidates, options=None, client_key=None, on_result=None):
         results = []
         for i, candidate in enumerate(candidates):
-            results.append(self._result(task, candidate))
+            results.append(self._result(task, candidate, options))
             if on_result is not None:
                 on_result(i, results[-1])
         return results
@@ -140,12 +144,12 @@ class ScriptedRun(Run):
 def tiny_config():
     """The demo recipe with everything small; what is left takes seconds."""
     c = get_config()
-    c.tasks.generated, c.tasks.rl_fresh = 0, 0
+    c.tasks.generated, c.tasks.rl_fresh, c.tasks.rl_checked = 0, 0, 8
     c.model.update(dict(d_model=16, n_layers=1, n_heads=2, n_kv_heads=1, head_dim=8, d_ff=32, head_rank=2))
     c.codec.vocab_size = 400
     c.corpus.update(dict(variants_per_task=2, samples_per_task=2))
     c.sft.update(dict(steps=2, batch=4, microbatch=4, checkpoint_every=1))
-    c.rollout.update(dict(tasks=2, max_context_tokens=2048))
+    c.rollout.update(dict(tasks=2, checked_tasks=1, max_context_tokens=2048))
     c.rl.update(dict(steps=3, microbatch=8))
     c.skills.update(dict(pairs_per_look=2))
     c.evaluation.update(dict(samples=1, max_tasks=2))

@@ -211,7 +211,7 @@ def test_other_modes_take_the_library_of_their_checkpoint(uninterrupted, tmp_pat
 
 def test_rollouts_written_to_a_file_train_as_if_they_had_just_been_made(tmp_path):
     run = ScriptedRun(tiny_config(), tmp_path / "a", ScriptedClient())
-    assert run.rollout_only(tmp_path / "t.jsonl") == 2 * 3 * 2 + len(
+    assert run.rollout_only(tmp_path / "t.jsonl") == (2 + 1) * 3 * 2 + len(
         [line for line in open(tmp_path / "t.jsonl") if '"agent": "summary"' in line]
     )
     metrics = run.train_from(tmp_path / "t.jsonl")
@@ -273,3 +273,20 @@ def test_rl_changes_the_modules_that_it_is_told_to_and_no_others(tmp_path):
     paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(cold.trainable)]
     for path, a, b in zip(paths, jax.tree.leaves(cold.trainable), jax.tree.leaves(trained.trainable), strict=True):
         assert bool((np.asarray(a) != np.asarray(b)).any()) == any(entry.key == "mlp" for entry in path), path
+
+
+def test_tasks_that_are_only_checked_train_the_policy_on_correctness_alone(uninterrupted):
+    _, _, workdir = uninterrupted
+    cfg = tiny_config()
+    members = (cfg.rollout.selections + 1) * cfg.rollout.rollouts
+    rollouts = [t for path in (workdir / "rollouts").glob("step_*.jsonl") for t in load_trajectories(path) if t.agent == "policy"]
+    checked = [t for t in rollouts if not t.timed]
+    assert len(checked) == 3 * members and len(rollouts) == len(checked) * (1 + cfg.rollout.tasks)
+    assert {t.task for t in checked}.isdisjoint(t.task for t in rollouts if t.timed)
+    assert all(len(t.turns) == 1 and not t.skills and t.task.endswith("_light") for t in checked)
+    assert {t.rewards[0] for t in checked} == {0.0, 0.5} and any(t.advantages[0] for t in checked)
+    for line in read_scalars(workdir / "metrics.jsonl", "rl"):
+        step = load_trajectories(workdir / "rollouts" / f"step_{line['step']:05d}.jsonl")
+        right = [v.correct for t in step if t.agent == "policy" and not t.timed for v in t.verdicts]
+        timed = [v.earned_speedup for t in step if t.agent == "policy" and t.timed for v in t.verdicts]
+        assert line["checked_correct"] == pytest.approx(np.mean(right)) and line["speedup"] == pytest.approx(np.mean(timed))

@@ -17,6 +17,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 TINY = [
     "--config.tasks.kinds=('map',)", "--config.tasks.levels=(2,)", "--config.tasks.generated=0", "--config.tasks.rl_fresh=0",
+    "--config.tasks.rl_checked=0", "--config.rollout.checked_tasks=0",
     "--config.model.d_model=16", "--config.model.n_layers=1", "--config.model.n_heads=2", "--config.model.n_kv_heads=1",
     "--config.model.head_dim=8", "--config.model.d_ff=32", "--config.model.head_rank=2", "--config.codec.vocab_size=400",
     "--config.corpus.variants_per_task=2", "--config.corpus.samples_per_task=2", "--config.sft.steps=3",
