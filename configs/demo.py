@@ -131,7 +131,7 @@ def get_config() -> ConfigDict:
     c.rollout = ConfigDict(
         dict(
             tasks=4,  # B: tasks a step
-            checked_tasks=8,  # tasks a step whose kernels are only checked: one turn, no skills, a tenth of the time
+            checked_tasks=8,  # tasks a step whose kernels are only checked: one turn, no skills, a fifth of the time
             selections=2,  # k: sampled schemes, plus the null scheme
             rollouts=2,  # n: rollouts a scheme
             turns=2,  # T

@@ -1,7 +1,7 @@
 """One step's episodes: selection -> schemes -> multi-turn policy rollouts -> summary -> verification (DESIGN 3.3).
 
 For each of B tasks the selection agent draws k skill sets and the null scheme is added; each scheme gets n rollouts of T
-turns, every turn judged by the sandbox. Tasks that are only checked, which costs a tenth, get as many rollouts of one turn
+turns, every turn judged by the sandbox. Tasks that are only checked, which takes a fifth of the time, get as many rollouts of one turn
 without skills. A rollout that improved on itself triggers s summaries; each new skill is verified
 by paired arms before the step ends. All tasks of a step are sampled together and judged together.
 
