@@ -39,7 +39,7 @@ def test_the_outputs_of_a_new_process_s_calls_are_memory_that_it_has_already(zyg
         runner.call("load_reference", 20.0, **order)
         runner.call("inputs", 20.0, seed=1, slot=0, reply_bytes=1 << 24)
         block = {"slots": [0], "keep": None, "flush": True, "which": "eager"}
-        runner.call("time_block", 20.0, calls=3, **block)
+        runner.call("time_block", 20.0, calls=CALLS, **block)  # what it has then, it keeps
         before = faults(runner.pid)
         runner.call("time_block", 20.0, calls=CALLS, **block)
         a_call = (faults(runner.pid) - before) / CALLS
