@@ -1,10 +1,12 @@
 """What a call costs does not depend on what its process has freed before."""
 
 import pytest
+import torch
 
 from sandbox.jail.limits import Limits
 from sandbox.jail.processes import members
 from sandbox.jail.spawn import Zygote
+from sandbox.jail.tensors import pack
 
 SCALING = """
 import torch
@@ -35,12 +37,16 @@ def faults(pid: int) -> int:
 
 def test_the_outputs_of_a_new_process_s_calls_are_memory_that_it_has_already(zygote):
     with zygote.runner(Limits(memory_bytes=1 << 30), 1 << 30) as runner:
-        order = {"source": SCALING, "entry_point": "Model", "dtype": "float32", "device": "cpu", "seed": 1}
-        runner.call("load_reference", 20.0, **order)
-        runner.call("inputs", 20.0, seed=1, slot=0, reply_bytes=1 << 24)
-        block = {"slots": [0], "keep": None, "flush": True, "which": "eager"}
-        runner.call("time_block", 20.0, calls=CALLS, **block)  # what it has then, it keeps
+        order = {"source": SCALING, "entry_point": "Model", "dtype": "float32", "device": "cpu", "language": "cpp"}
+        runner.call("load_module", 20.0, seed=1, init=[], tensors=[], **order)
+        for slot in range(3):
+            entries, buffers = pack([torch.randn(512, 1024)])
+            runner.call("set_inputs", 20.0, buffers, slot=slot, args=[{"tensor": 0}], tensors=entries)
+            runner.call("run", 20.0, slot=slot, seed=1, check=True, max_bytes=1 << 24, reply_bytes=1 << 24)
+        block = {"slots": [0, 1, 2], "flush": True, "which": "eager"}
+        runner.call("time_block", 20.0, calls=CALLS, keep=3, **block)  # what it has then, it keeps
         before = faults(runner.pid)
-        runner.call("time_block", 20.0, calls=CALLS, **block)
-        a_call = (faults(runner.pid) - before) / CALLS
+        for keep in range(5):
+            runner.call("time_block", 20.0, calls=CALLS, keep=keep, **block)
+        a_call = (faults(runner.pid) - before) / (5 * CALLS)
     assert a_call < OUTPUT_PAGES / 10, f"{a_call:.0f} page faults a call"
