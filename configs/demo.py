@@ -100,7 +100,7 @@ def get_config() -> ConfigDict:
     # streams: microbatches in work at once (on a CPU, one a core). memory_fraction: of a GPU shared with the sandbox, what JAX may take
     # (0 leaves JAX its default). length_step: training rows are padded to multiples of it, each compiled once.
     c.learner = ConfigDict(dict(streams=2, memory_fraction=0.0, length_step=128))
-    c.reward = ConfigDict(dict(w_correct=0.5, w_speed=0.5, w_coverage=0.0, speedup_cap=4.0))
+    c.reward = ConfigDict(dict(w_correct=1.0, w_speed=0.5, w_coverage=0.0, speedup_cap=2.5))
 
     # The first timed_tasks tasks (0: all) get variants_per_task kernels, judged and timed; the others untimed_variants kernels,
     # judged for correctness. samples_per_task, untimed_samples: policy trajectories a task of each sort. selection_samples,
