@@ -43,6 +43,7 @@ def get_config() -> ConfigDict:
     c.sandbox.threads = 1
     c.sandbox.parallel_tasks = 16
     c.sandbox.correctness_trials = 2
+    c.reward.w_correct = 0.5
     c.reward.w_coverage = 0.5
     c.reward.speedup_cap = 6.0
 
