@@ -1,9 +1,9 @@
 """One step's episodes: selection -> schemes -> multi-turn policy rollouts -> summary -> verification (DESIGN 3.3).
 
 For each of B tasks the selection agent draws k skill sets and the null scheme is added; each scheme gets n rollouts of T
-turns, every turn judged by the sandbox. Tasks that are only checked, which takes a fifth of the time, get as many rollouts of one turn
-without skills. A rollout that improved on itself triggers s summaries; each new skill is verified
-by paired arms before the step ends. All tasks of a step are sampled together and judged together.
+turns, every turn judged by the sandbox. Tasks that are only checked, which takes a fifth of the time, get as many rollouts
+of one turn without skills. A rollout that improved on itself triggers s summaries; each new skill is verified by paired
+arms before the step ends. All timed tasks of a step are sampled together and judged together, then all that are checked.
 
 What it does not do: advantages (dk_jax.train.credit), the update, or committing skills (the caller does, with the step's
 checkpoint).
@@ -309,7 +309,7 @@ def collect(
     if len(set(names)) != len(names):
         raise ValueError(f"the tasks of a step must be distinct: {names}")
     by_name = {skill.name: skill for skill in active}
-    by_task = {task.name: task for task in tasks}
+    by_task = {task.name: task for task in (*tasks, *checked)}
 
     def seed_of(trajectory: Trajectory, turn: int) -> int:
         return derive_seed(
@@ -355,7 +355,7 @@ def collect(
             speaker,
             judge,
             untimed,
-            [task for task in checked for _ in range(len(untimed) // len(checked))],
+            [by_task[t.task] for t in untimed],
             [()] * len(untimed),
             config=config,
             seed_of=seed_of,

@@ -35,7 +35,7 @@ class FreshCalls:
       twice: make every call a second time, when its inputs and outputs are near.
 
     Attributes:
-      left: for each call of the last block and each of its outputs the address and the strides (None: contiguous).
+      left: for each call of the last block and each of its outputs the address and the strides.
       warm_ms: time of its second calls together.
     """
 
@@ -48,7 +48,7 @@ class FreshCalls:
         self._twice = twice
         self._buffers: dict[tuple, torch.Tensor] = {}
         self._held: list[list[torch.Tensor]] = []
-        self.left: list[list[tuple[int, list[int] | None]]] = []
+        self.left: list[list[tuple[int, list[int]]]] = []
         self.warm_ms = 0.0
 
     def time(
@@ -97,7 +97,7 @@ class FreshCalls:
                 start_ns = time.perf_counter_ns()
                 call(*args)
                 second_ns += time.perf_counter_ns() - start_ns
-        self.left = [[_where(output) for output in held] for held in self._held[: len(ready)]]
+        self.left = [[(output.data_ptr(), list(output.stride())) for output in held] for held in self._held[: len(ready)]]
         self.warm_ms = second_ns / 1e6
         return first_ns / 1e6
 
@@ -137,10 +137,6 @@ def _outputs(result: Any, kinds: Sequence[tuple[torch.Size, torch.dtype]]) -> li
         if output.shape != shape or output.dtype != dtype:
             raise TypeError(f"an output has type {output.dtype} and shape {list(output.shape)}")
     return found
-
-
-def _where(output: torch.Tensor) -> tuple[int, list[int] | None]:
-    return output.data_ptr(), None if output.is_contiguous() else list(output.stride())
 
 
 class ArenaCalls:

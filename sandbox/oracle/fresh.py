@@ -53,7 +53,7 @@ MAX_POOL_BYTES = 128 << 20
 SLOW_CALL_MS = 20.0
 TRUSTED_SHARE = 0.5
 """Share of the blocks that counts, the fastest, as others use the processor too."""
-SAMPLES = 16
+SAMPLES = 64
 """Elements of each output of each call that are read while the clock runs."""
 LEAST_SHARE = 0.2
 """What stays of an audited call's time, however much is forgiven for memory that was not near."""

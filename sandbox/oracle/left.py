@@ -73,11 +73,12 @@ class LeftOutputs:
 
     def run(self, block: Block, places: Sequence[torch.Tensor], timeout_s: float) -> Run:
         """Has the runner do a block's calls; reads the elements numbered `places` (one tensor for each output)."""
+        indices = [_indices(place, entry["shape"]) for place, entry in zip(places, self.entries, strict=True)]
         block.warm()
         start = time.perf_counter()
         message = self._order("time_fresh", timeout_s, calls=block.calls, outputs=self.entries, fds=[block.fd])
         self._left = self._checked(message.header.get("left"), len(block.calls))
-        columns = [self._column(number, place) for number, place in enumerate(places)]
+        columns = [self._column(number, index) for number, index in enumerate(indices)]
         wall_ms = 1000 * (time.perf_counter() - start)
         samples = [[column[call] for column in columns] for call in range(len(block.calls))]
         claim_ms, warm_ms = (claim_of(message.header.get(name)) for name in ("span_ms", "warm_ms"))
@@ -87,16 +88,13 @@ class LeftOutputs:
         """Copies of one call's outputs."""
         return [self._whole(entry, *where) for entry, where in zip(self.entries, self._left[number], strict=True)]
 
-    def _column(self, number: int, places: torch.Tensor) -> torch.Tensor:
-        """Some elements of one output of every call: [calls, places]."""
-        entry = self.entries[number]
-        dtype = DTYPES[entry["dtype"]]
-        usual = _strides(entry["shape"])
-        rows = []
-        for address, strides in (outputs[number] for outputs in self._left):
-            at = places if strides == usual else _offsets(places, entry["shape"], strides)
-            rows.append(address + at * dtype.itemsize)
-        addresses = torch.stack(rows)
+    def _column(self, number: int, index: torch.Tensor) -> torch.Tensor:
+        """Some elements of one output of every call: [calls, places]; `index` is int64 [dimensions, places]."""
+        dtype = DTYPES[self.entries[number]["dtype"]]
+        where = [outputs[number] for outputs in self._left]
+        starts = torch.tensor([address for address, _ in where])
+        strides = torch.tensor([strides for _, strides in where], dtype=torch.int64)
+        addresses = starts[:, None] + dtype.itemsize * (strides @ index)
         taken = self._safely(lambda: gather(self._pid, addresses.reshape(-1), dtype.itemsize))
         return taken.view(dtype).view(addresses.shape)
 
@@ -128,27 +126,16 @@ class LeftOutputs:
         found = []
         for entry, where in zip(self.entries, outputs, strict=True):
             address, strides = where if isinstance(where, list) and len(where) == 2 else (None, None)
-            usual = _strides(entry["shape"])
-            numbers = [address, *(usual if strides is None else strides if isinstance(strides, list) else [None])]
-            if len(numbers) != 1 + len(usual) or not all(type(n) is int and 0 <= n < MAX_ADDRESS for n in numbers):
+            numbers = [address, *(strides if isinstance(strides, list) else [None])]
+            count = 1 + len(entry["shape"])
+            if len(numbers) != count or not all(type(n) is int and 0 <= n < MAX_ADDRESS for n in numbers):
                 raise self._failing(f"an output's place is {str(where)[:60]}")
             found.append((numbers[0], numbers[1:]))
         return found
 
 
-def _strides(shape: Sequence[int]) -> list[int]:
-    """Strides of a contiguous tensor, in elements."""
-    found, step = [], 1
-    for size in reversed(shape):
-        found.append(step)
-        step *= max(size, 1)
-    return found[::-1]
-
-
-def _offsets(places: torch.Tensor, shape: Sequence[int], strides: Sequence[int]) -> torch.Tensor:
-    """Elements numbered `places` in row-major order, as offsets by strides."""
-    offsets = torch.zeros_like(places)
-    for size, stride in zip(reversed(shape), reversed(strides), strict=True):
-        offsets += places % size * stride
-        places = places // size
-    return offsets
+def _indices(places: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    """Elements numbered `places` in row-major order by their index in each dimension: int64 [dimensions, places]."""
+    if not shape or not len(places):
+        return torch.zeros(len(shape), len(places), dtype=torch.int64)
+    return torch.stack(torch.unravel_index(places, tuple(shape)))

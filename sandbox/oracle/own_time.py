@@ -357,7 +357,7 @@ def rule(seen: OwnTime | None, verdict: Draft, *, may_look: bool) -> None:
 def check_own_code(job: Job, candidate: Runner, builds: Builds, verdict: Draft) -> None:
     """Raises Failure for a C++ module on a CPU that has loaded none of the libraries that were built for it: whatever else
     it executes is not what its source says. (A bare kernel is loaded by the judge.)"""
-    if job.candidate.form == "kernel" or job.candidate.language != "cpp":
+    if job.candidate.form == "kernel":
         return
     loaded = loaded_files(family(candidate.pid)) if builds.libraries else set()
     if loaded is None:

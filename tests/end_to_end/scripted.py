@@ -39,7 +39,6 @@ class ScriptedClient:
     def __init__(self, kill_at: int | None = None):
         self.judged = 0
         self.kill_at = kill_at
-        self.untimed: list[str] = []
 
     def _result(self, task, candidate, options=None) -> EvaluationResult:
         if self.kill_at is not None and self.judged >= self.kill_at:
@@ -51,7 +50,6 @@ class ScriptedClient:
         if not ok:
             return EvaluationResult(id="x", state="done", stage="built", outcome="incorrect", feedback="incorrect max err 1.0")
         if options is not None and options.timing == "none":
-            self.untimed.append(task.name)
             return EvaluationResult(id="x", state="done", stage="correct", outcome="ok", feedback="correct", reward=Reward(total=0.5))
         span = Span(median_ms=1.0, low_ms=0.9, high_ms=1.1, samples=5)
         timing = Timing(candidate=span, baselines={"eager": span}, speedup=speedup, noisy=False, bound_by="wall")

@@ -135,7 +135,7 @@ class RedTeam:
 
     def canary(self) -> EvaluationResult:
         """An honest evaluation, to see whether an attack has left the judge untouched."""
-        twin = twin_of(LINEAR, Candidate(source="", language="cpp", form="kernel"))
+        twin = twin_of(LINEAR, Candidate(source="", language="cpp"))
         return self.judge(twin.candidate, twin.task, CHECKED)
 
 
