@@ -98,7 +98,7 @@ def get_config() -> ConfigDict:
         )
     )
     # streams: microbatches in work at once (on a CPU, one a core). memory_fraction: of a GPU shared with the sandbox, what JAX may take
-    # (0 leaves JAX its default). length_step: training rows are padded to multiples of it, each compiled once.
+    # (0 leaves JAX its default). length_step: the cold start's rows are padded to multiples of it, each compiled once.
     c.learner = ConfigDict(dict(streams=2, memory_fraction=0.0, length_step=128))
     c.reward = ConfigDict(dict(w_correct=1.0, w_speed=0.5, w_coverage=0.0, speedup_cap=2.5))
 
@@ -124,8 +124,8 @@ def get_config() -> ConfigDict:
     # shares: how the rows of a batch are divided over the agents, whose rows are then repeated as often as that takes; all 0: rows as
     # they come.
     c.sft = ConfigDict(
-        dict(steps=560, batch=16, optimizer="muon", lr=8e-3, warmup=20, weight_decay=0.01, max_tokens=512, clip_norm=1.0,
-             microbatch=8, checkpoint_every=50, shares=dict(policy=0.0, selection=0.0, summary=0.0))
+        dict(steps=420, batch=16, optimizer="muon", lr=8e-3, warmup=20, weight_decay=0.01, max_tokens=512, clip_norm=1.0,
+             microbatch=8, checkpoint_every=50, shares=dict(policy=0.8, selection=0.07, summary=0.13))
     )  # fmt: skip
 
     c.rollout = ConfigDict(
@@ -150,7 +150,7 @@ def get_config() -> ConfigDict:
     )
     c.rl = ConfigDict(
         dict(
-            steps=27,
+            steps=24,
             epochs=1,  # updates from one step's rollouts; beyond the first, clipping bounds them
             only=("mlp", "heads"),  # modules that RL changes; () for all. Attention holds what copies the task, and needs no change
             optimizer="adamw",
@@ -171,6 +171,7 @@ def get_config() -> ConfigDict:
             profiling_low=0.0,  # profiling rejection starts here; 0 switches it off (no profiler on a CPU)
             profiling_width=0.1,
             microbatch=16,
+            length_step=256,  # as the learner's: a program more costs as much as some steps' padding
             checkpoint_every=1,
             keep_rollouts=True,
         )

@@ -31,7 +31,7 @@ def get_config() -> ConfigDict:
     c.codec = ConfigDict(dict(kind="model", vocab_size=0, idioms=()))
     c.learner.memory_fraction = 0.45
     c.learner.streams = 1
-    c.learner.length_step = 1024  # compiling costs more here than padding
+    c.learner.length_step = c.rl.length_step = 1024  # compiling costs more here than padding
 
     c.sandbox.device = "cuda:0"
     c.sandbox.language = "triton"

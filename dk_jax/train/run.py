@@ -352,7 +352,7 @@ class Run:
         metrics |= rollout_metrics(rollouts)
         trainable, opt_state = state.trainable, state.opt_state
         if rows:
-            batches = list(microbatches(rows, size=self.cfg.rl.microbatch, step=self.cfg.learner.length_step))
+            batches = list(microbatches(rows, size=self.cfg.rl.microbatch, step=self.cfg.rl.length_step))
             for _ in range(self.cfg.rl.epochs):
                 trainable, opt_state, found = updater.update(trainable, self.model.frozen, opt_state, batches)
                 metrics |= found
