@@ -3,8 +3,9 @@
 Inputs and outputs of a GPU's evaluation need not pass through the host. An arena is physical device memory of the
 driver's virtual memory management (cuMemCreate), exported as a POSIX descriptor, which the runner imports and maps. It
 belongs to one runner alone, so a candidate sees nothing in it but its own inputs and outputs; whoever holds it may
-write it at any time, so the oracle copies what it takes before it looks at it. Its first half carries what goes to
-the runner, the second what comes back.
+write it at any time, so the oracle copies what it takes before it looks at it. Its first quarter carries what goes to
+the runner, the second what is copied for the oracle; in the other half the runner's allocator may place what its calls
+return (`sandbox.jail.arena_pool`).
 
 Talks to libcuda through ctypes, beside PyTorch, in whose primary context the memory is mapped.
 """
@@ -162,16 +163,26 @@ class Arena:
             _driver("cuMemRelease", self._handle)
             self._handle = ctypes.c_ulonglong()
 
-    def half(self, outward: bool) -> torch.Tensor:
-        """Memory for what goes to the runner (`outward`) or comes back from it."""
-        middle = self.bytes // 2 // ALIGN_BYTES * ALIGN_BYTES
-        return self.memory[:middle] if outward else self.memory[middle:]
+    def part(self, name: str) -> torch.Tensor:
+        """Memory for "inputs", "outputs" or the runner's "pool"."""
+        return part(self.memory, name)
 
 
 def _enter(index: int) -> None:
     """Makes PyTorch's primary context current, in which all mappings are made."""
     torch.cuda.set_device(index)
     torch.cuda.current_stream().synchronize()
+
+
+def part(memory: torch.Tensor, name: str) -> torch.Tensor:
+    """The part of an arena's memory for "inputs" (a quarter), "outputs" (a quarter) or the runner's "pool" (the rest).
+
+    Raises:
+      KeyError: another name.
+    """
+    quarter = len(memory) // 4 // ALIGN_BYTES * ALIGN_BYTES
+    first, last = {"inputs": (0, quarter), "outputs": (quarter, 2 * quarter), "pool": (2 * quarter, len(memory))}[name]
+    return memory[first:last]
 
 
 def padded(n_bytes: int) -> int:

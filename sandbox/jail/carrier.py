@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from sandbox.jail.arena import Arena, read, write
+from sandbox.jail.arena import Arena, part, read, write
 from sandbox.jail.frames import Message
 from sandbox.jail.tensors import pack, unpack
 
@@ -55,7 +55,7 @@ class ArenaCarrier(HostCarrier):
         return cls(arena), fd
 
     def give(self, tensors: Sequence[torch.Tensor]) -> tuple[dict[str, Any], list[memoryview]]:
-        entries = write(self.half(True), tensors)
+        entries = write(self.part("inputs"), tensors)
         if entries is None:
             return super().give(tensors)
         self.synchronize()
@@ -65,14 +65,19 @@ class ArenaCarrier(HostCarrier):
         """Copies of what the runner left, made before anything is read: it may write the arena at any time."""
         if message.header.get("arena") is not True:
             return [tensor.to(self._device) for tensor in super().take(message)]
-        copies = [tensor.clone() for tensor in read(self.half(False), message.header.get("tensors"))]
+        copies = [tensor.clone() for tensor in read(self.part("outputs"), message.header.get("tensors"))]
         self.synchronize()
         return copies
 
-    def half(self, outward: bool) -> torch.Tensor:
-        """Memory for what goes to the runner (`outward`) or comes back."""
+    @property
+    def memory(self) -> torch.Tensor:
+        """All of the arena: uint8[bytes]."""
         assert self._arena is not None
-        return self._arena.half(outward)
+        return self._arena.memory
+
+    def part(self, name: str) -> torch.Tensor:
+        """See `sandbox.jail.arena.part`."""
+        return part(self.memory, name)
 
     def close(self) -> None:
         arena, self._arena = self._arena, None

@@ -16,6 +16,7 @@ its types.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -60,6 +61,14 @@ class KernelSample:
     registers: int | None = None
 
 
+class NoPool:
+    """Memory as the device's allocator takes it everywhere else (beside `sandbox.jail.arena_pool.ArenaPool`)."""
+
+    def holds(self, tensor: Any) -> bool:
+        """Whether a tensor's memory lies in the pool."""
+        return False
+
+
 class Device(Protocol):
     """Operations that differ between a CPU and a GPU. See the module docstring for the order of calls."""
 
@@ -70,6 +79,9 @@ class Device(Protocol):
 
     busy_ms: float
     """Time in which the device was busy during the call that was profiled last, on any stream."""
+
+    refused: str
+    """Why the last `record` gave None."""
 
     def refuse(self, source: str, dtype: str) -> str | None:
         """Why this device would judge a candidate's module wrongly, or None if it can judge it."""
@@ -109,9 +121,16 @@ class Device(Protocol):
             calls, which is what the oracle needs to take the slope of its own clock.
         """
 
-    def record(self, work: Callable[[], None]) -> Callable[[], None] | None:
+    def open_pool(self, area: Any) -> Any:
+        """A pool (see `sandbox.jail.arena_pool`) from which memory can be taken: an area of the device's, or where that can't
+        be done the device's usual memory."""
+
+    def taking_from(self, pool: Any) -> contextlib.AbstractContextManager[None]:
+        """Tensors that are made meanwhile lie in the pool."""
+
+    def record(self, work: Callable[[], None], pool: Any) -> Callable[[], None] | None:
         """Records what `work` does on the device, for replays that the host launches at once; None where that can't be
-        done, for this device or this work."""
+        done, for this device or this work. What it makes lies in the pool."""
 
     def start_profiler(self) -> None:
         """Does what the first `profile` of a process would spend seconds on, without using the device."""
@@ -138,6 +157,7 @@ class CpuDevice:
     name: str = "cpu"
     honest_clock: bool = field(init=False)
     busy_ms: float = 0.0
+    refused: str = "calls on a CPU are not recorded"
 
     def __post_init__(self) -> None:
         self.honest_clock = self.language != "triton"
@@ -186,7 +206,13 @@ class CpuDevice:
         span_ns = time.perf_counter_ns() - start_ns
         return Block(span_ms=span_ns / 1e6, kept=kept)
 
-    def record(self, work: Callable[[], None]) -> Callable[[], None] | None:
+    def open_pool(self, area: Any) -> Any:
+        return NoPool()
+
+    def taking_from(self, pool: Any) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def record(self, work: Callable[[], None], pool: Any) -> Callable[[], None] | None:
         return None
 
     def start_profiler(self) -> None:

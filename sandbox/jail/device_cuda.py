@@ -3,7 +3,8 @@
 Nothing here touches CUDA before `setup`, so a runner forked from a zygote has its context to itself.
 
 Clock of a block. Each call is bracketed by two events on the default stream. Before it, lines of the L2 cache that
-were set to persist are made ordinary ones, a write of twice the cache evicts what the last call left, and a pause
+were set to persist are made ordinary ones, twice as much memory as the cache holds is read, which evicts what the last
+call left and leaves nothing that would have to be written back before the next one's lines fit in, and a pause
 as long as the host needs to launch a call lets the host run ahead, so that what lies between the events is the
 device's work and not Python's. Two things escape these events: work on other streams, and work of the host that the
 pause hides. The oracle's clock is there for them: with `flush=False` the calls run back to back without a pause, and
@@ -20,6 +21,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import json
 import os
 import shutil
@@ -114,7 +116,9 @@ class CudaDevice:
     honest_clock: bool = True
     _triton: list[OwnKernel] = field(default_factory=list)
     _flush: Any = None
+    _flushed: Any = None
     busy_ms: float = 0.0
+    refused: str = ""
     _pause_ms: float = MAX_PAUSE_MS / 4
     _cycles_per_ms: float = CYCLES_PER_MS
     _defaults: tuple[bool, bool] = (False, True)
@@ -160,7 +164,8 @@ class CudaDevice:
         self._set_tf32(False, False)
         properties = torch.cuda.get_device_properties(torch.device(self.name))
         size_bytes = max(2 * properties.L2_cache_size, _MIN_FLUSH_BYTES)
-        self._flush = torch.empty(size_bytes, dtype=torch.int8, device=self.name)
+        self._flush = torch.zeros(size_bytes // 4, dtype=torch.float32, device=self.name)
+        self._flushed = torch.empty((), dtype=torch.float32, device=self.name)
         self._cycles_per_ms = (
             float(properties.clock_rate) if hasattr(properties, "clock_rate") else CYCLES_PER_MS
         )
@@ -199,23 +204,45 @@ class CudaDevice:
                 return self._cold_calls(call, arguments, keep)
             return self._back_to_back(call, arguments, keep)
 
-    def record(self, work: Callable[[], None]) -> Callable[[], None] | None:
+    def open_pool(self, area: Any) -> Any:
+        """An `ArenaPool` in the area."""
+        from sandbox.jail.arena_pool import ArenaPool
+
+        return ArenaPool(area)
+
+    def taking_from(self, pool: Any) -> contextlib.AbstractContextManager[None]:
+        """Tensors that are made meanwhile lie in the pool."""
+        import torch
+
+        return torch.cuda.use_mem_pool(pool.pool)
+
+    def record(self, work: Callable[[], None], pool: Any) -> Callable[[], None] | None:
         """A CUDA graph of the work, which must have been done once before; None where it may not be captured (it waits
-        for the device, or uses a stream of its own that it does not join)."""
+        for the device, or uses a stream of its own that it does not join); then `refused` says why. What it makes lies
+        in the pool."""
         import torch
 
         graph = torch.cuda.CUDAGraph()
+        self.refused = ""
         self.synchronize()
+        collects = gc.isenabled()
+        gc.disable()  # what it finds to free, a capture may not free
         try:
             with torch.cuda.stream(torch.cuda.Stream(self.name)):
-                graph.capture_begin()
+                graph.capture_begin(pool=pool.pool.id)
                 try:
                     work()
                 finally:
                     graph.capture_end()
-        except Exception:
+        except Exception as error:
+            self.refused = f"{type(error).__name__}: {error}"
             self._clear_error()
+            with contextlib.suppress(RuntimeError):  # a capture that fails at its end leaves the pool in use
+                torch._C._cuda_endAllocateToPool(torch.device(self.name).index, pool.pool.id)
             return None
+        finally:
+            if collects:
+                gc.enable()
         return graph.replay
 
     def _clear_error(self) -> None:
@@ -332,7 +359,7 @@ class CudaDevice:
             code = reset()
             if code not in (0, _NOT_SUPPORTED):
                 raise RuntimeError(f"persisting lines of the L2 cache can't be reset: the driver answers {code}")
-            self._flush.zero_()
+            torch.sum(self._flush, dim=0, out=self._flushed)
             if cycles:
                 torch.cuda._sleep(cycles)
             pair[0].record(stream)

@@ -19,8 +19,8 @@ believes nothing it reads from a reply beyond what it can check itself.
     kept           max_bytes                                 -> outputs of the call that was kept
     open_outputs   twice + descriptor or none                -> pid                 (memory for time_fresh's outputs)
     time_fresh     calls outputs + descriptor of the inputs  -> span_ms, warm_ms, left [CPU only]
-    prepare_arena  calls outputs record                      -> recorded            [with an arena only]
-    time_arena                                               -> span_ms             [after prepare_arena]
+    prepare_arena  calls outputs record twice                -> recorded, refused, launch_ms  [with an arena only]
+    time_arena     where                                     -> span_ms, warm_ms, left        [after prepare_arena]
     start_profiler                                           -> nothing; makes the next profile quick
     profile        slot                                      -> kernels, own, busy_ms
     compile_report slot                                      -> report              [device "aot:sm_NN" only]
@@ -42,10 +42,11 @@ from typing import Any
 import torch
 
 from sandbox.jail import arena, bulk, extensions
+from sandbox.jail.arena_calls import ArenaCalls
 from sandbox.jail.device import Device, make_device
 from sandbox.jail.execution import RunnerError, describe_error, execute_source, seed_torch
 from sandbox.jail.frames import Channel, ChannelClosed, Message
-from sandbox.jail.fresh import ArenaCalls, FreshCalls
+from sandbox.jail.fresh import FreshCalls
 from sandbox.jail.kernel_call import KernelCall
 from sandbox.jail.tensors import DTYPES, decode, encode, pack, unpack
 
@@ -90,13 +91,14 @@ class Runner:
         self.copies: list[torch.Tensor] = []
         self.baselines: dict[str, Any] = {}
         self.arena: Any = None
+        self.pool: Any = None
         self.arena_calls: Any = None
         self.fresh: FreshCalls
 
     def carry(self, tensors: list[torch.Tensor], *, wanted: bool) -> tuple[dict, list[memoryview]]:
         """Fields and buffers of a reply with tensors, in the arena where that is wanted and they fit."""
         if wanted and self.arena is not None:
-            entries = arena.write(self.arena.half(False), tensors)
+            entries = arena.write(self.arena.part("outputs"), tensors)
             if entries is not None:
                 self.device.synchronize()
                 return {"tensors": entries, "arena": True}, []
@@ -106,7 +108,7 @@ class Runner:
     def _received(self, message: Message) -> list[torch.Tensor]:
         """Tensors that came with an order; those in the arena are overwritten by the next order."""
         if message.header.get("arena") is True and self.arena is not None and "tensors" in message.header:
-            return arena.read(self.arena.half(True), message.header["tensors"])
+            return arena.read(self.arena.part("inputs"), message.header["tensors"])
         return unpack(message.header["tensors"], message.buffers)
 
     def do_load_reference(self, message: Message) -> tuple[dict, list[torch.Tensor]]:
@@ -268,19 +270,27 @@ class Runner:
     def do_prepare_arena(self, message: Message) -> tuple[dict, list[torch.Tensor]]:
         order = message.header
         self.arena_calls = None
-        inputs, results = self.arena.half(True), self.arena.half(False)
+        if self.pool is None:
+            self.pool = self.device.open_pool(self.arena.part("pool"))
+        inputs, results = self.arena.part("inputs"), self.arena.part("outputs")
         prepared = []
         for call in order["calls"]:
             places = [{**entry, "offset": call["offset"] + entry["offset"]} for entry in order["outputs"]]
             tensors = arena.read(inputs, call["tensors"])
             prepared.append((decode(call["args"], tensors), tensors, arena.read(results, places)))
         with torch.no_grad():
-            self.arena_calls = ArenaCalls(self.device, self.call, prepared, record=order["record"])
-        return {"recorded": self.arena_calls.recorded}, []
+            self.arena_calls = ArenaCalls(
+                self.device, self.call, prepared, self.arena.memory, self.pool, record=order["record"], twice=order["twice"]
+            )
+        calls = self.arena_calls
+        return {"recorded": calls.recorded, "refused": calls.refused, "launch_ms": calls.launch_ms}, []
 
     def do_time_arena(self, message: Message) -> tuple[dict, list[torch.Tensor]]:
         with torch.no_grad():
-            return {"span_ms": self.arena_calls.time()}, []
+            span_ms = self.arena_calls.time()
+        # A recording leaves its outputs in the same places every time; to say so again takes longer than short calls.
+        left = self.arena_calls.left if message.header["where"] or not self.arena_calls.recorded else None
+        return {"span_ms": span_ms, "warm_ms": self.arena_calls.warm_ms, "left": left}, []
 
     def do_start_profiler(self, message: Message) -> tuple[dict, list[torch.Tensor]]:
         self.device.start_profiler()

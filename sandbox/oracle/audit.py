@@ -15,7 +15,7 @@ from sandbox.jail.arena import padded
 from sandbox.jail.carrier import ArenaCarrier
 from sandbox.jail.jailed import Runner
 from sandbox.oracle.fresh import Audit, CopiedOutputs, Pool, sample_places
-from sandbox.oracle.fresh_gpu import RECORDINGS, ArenaOutputs, GpuBlock, calls_of_block, draw_blocks
+from sandbox.oracle.fresh_gpu import ArenaOutputs, GpuBlock, calls_of_block, draw_blocks
 from sandbox.oracle.idle import family
 from sandbox.oracle.left import LeftOutputs, OutputsLost, Unreadable
 from sandbox.oracle.reference import Inputs, Reference
@@ -66,7 +66,7 @@ def audit(
       AuditFailed: a call left a wrong output. What an order raises; TaskRejected when the reference fails.
     """
     calls = len(blocks[0].calls)
-    found = Audit(calls=calls)
+    found = Audit(calls=calls, launch_ms=ours.launch_ms)
     for number, block in enumerate(rng.sample(blocks, len(blocks))):
         places = sample_places(ours.entries, rng)
         run = theirs.run(block, places, left_s())
@@ -121,14 +121,16 @@ class GpuParts:
     """What `audit` takes, on a GPU, made ready before the timing.
 
     Attributes:
-      recorded: the way in which both runners have recorded the calls that they replay, so that their launches do not count;
-        "" if they do the calls anew.
+      recorded: both runners have recorded the calls and replay them, so that their launches do not count; else they do the
+        calls anew.
+      refused: why they do.
     """
 
     blocks: Sequence[GpuBlock]
     theirs: ArenaOutputs
     ours: ArenaOutputs
-    recorded: str
+    recorded: bool
+    refused: str
 
 
 def on_gpu(
@@ -153,19 +155,21 @@ def on_gpu(
     carriers = candidate.carrier, reference.runner.carrier
     if not all(isinstance(carrier, ArenaCarrier) for carrier in carriers):
         return None
-    half_bytes = min(carrier.half(True).numel() for carrier in carriers)
+    part_bytes = min(carrier.part("inputs").numel() for carrier in carriers)
     theirs = ArenaOutputs(candidate.call, carriers[0], reference.outputs)
-    ours = ArenaOutputs(reference.order, carriers[1], reference.outputs)
+    ours = ArenaOutputs(reference.order, carriers[1], reference.outputs, twice=True, failing=OSError)
     input_bytes = max(sum(padded(tensor.nbytes) for tensor in one.tensors) for one in inputs)
-    calls = calls_of_block(eager_ms, input_bytes, theirs.stride_bytes, half_bytes)
+    calls = calls_of_block(eager_ms, input_bytes, theirs.stride_bytes, part_bytes)
     if calls < 1:
         return None
     blocks = draw_blocks(inputs[0].args, [one.tensors for one in inputs], calls, secrets.randbits(60))
-    way = ours.prepare(blocks[0], left_s(), record=RECORDINGS[0] if record else "")
-    while (theirs_way := theirs.prepare(blocks[0], left_s(), record=way)) != way:
+    recorded = ours.prepare(blocks[0], left_s(), record=record)
+    refused = f"the reference's: {ours.refused}" if ours.refused else ""
+    if theirs.prepare(blocks[0], left_s(), record=recorded) != recorded:
         # Both sides do the same, or what the one's way costs would be the other's gain.
-        way = ours.prepare(blocks[0], left_s(), record=theirs_way)
-    return GpuParts(blocks, theirs, ours, way)
+        refused = theirs.refused
+        recorded = ours.prepare(blocks[0], left_s(), record=False)
+    return GpuParts(blocks, theirs, ours, recorded, refused)
 
 
 def draw_pool(reference: Reference, eager_ms: float) -> Pool:

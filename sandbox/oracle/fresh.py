@@ -127,6 +127,8 @@ class CopiedOutputs:
       timeout_s: of the order.
     """
 
+    launch_ms = 0.0
+
     def __init__(self, order: Callable[..., Message], entries: Sequence[dict], calls: int, timeout_s: float):
         self._order = order
         self.entries, offset = [], 0
@@ -183,6 +185,8 @@ class Audit:
     """Blocks of candidate and reference on the same inputs, and what they say about one call's time."""
 
     calls: int
+    launch_ms: float = 0.0
+    """Of a block's time on either side, what its launch takes and the wait for its end."""
     candidate: list[Run] = field(default_factory=list)
     reference: list[Run] = field(default_factory=list)
 
@@ -205,12 +209,12 @@ class Audit:
         """
         gaps_ms = sorted(run.wall_ms - run.claim_ms - run.warm_ms for run in self.reference)
         hidden = hidden_ms([run.wall_ms - run.claim_ms for run in self.candidate], gaps_ms[len(gaps_ms) // 2])
-        allowed, cold = allowance_ms * self.calls, self.cold_ms * self.calls
+        allowed, cold = allowance_ms * self.calls + self.launch_ms, self.cold_ms * self.calls
         believed = []
         for run in self.candidate:
             time_ms = max(believed_ms(run.claim_ms + hidden, run.wall_ms, gaps_ms[-1])[0] - allowed, 1e-6)
             believed.append(max(time_ms - cold, LEAST_SHARE * time_ms))
-        eager = [max(run.warm_ms or run.claim_ms, 1e-6) for run in self.reference]
+        eager = [max((run.warm_ms or run.claim_ms) - self.launch_ms, 1e-6) for run in self.reference]
         return self._interval(believed), self._interval(eager)
 
     def _interval(self, blocks_ms: list[float]) -> Interval:

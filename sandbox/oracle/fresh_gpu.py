@@ -2,8 +2,9 @@
 
 The oracle's clock starts before the inputs are written into the candidate's arena and stops when a random part of
 every call's outputs has been read from it, so nothing is gained by work that was done before or is left for later.
-Where both runners can record a block's calls (`sandbox.jail.fresh.ArenaCalls`) they replay them, so that what the
-clock sees is the device's time and not that of the host's launches.
+Where both runners can record a block's calls (`sandbox.jail.arena_calls`) they replay them, so that what the
+clock sees is the device's time and not that of the host's launches. Outputs are read where the calls have left them in
+the arena: there is no copy whose time would have to be forgiven.
 Every call has inputs of its own, at addresses of their own: those of the checks with every value changed a little, so
 that they stay as valid as the author's and no answer known for others is near enough.
 """
@@ -17,19 +18,20 @@ from typing import Any
 
 import torch
 
-from sandbox.jail.arena import padded, read, write
+from sandbox.jail.arena import padded, write
 from sandbox.jail.carrier import ArenaCarrier
 from sandbox.jail.frames import Message
 from sandbox.jail.tensors import DTYPES
 from sandbox.oracle.clock import claim_of
 from sandbox.oracle.fresh import Run
+from sandbox.oracle.left import OutputsLost, Where, checked_places, element_numbers
 
 BLOCK_MS = 2.0
 """Intended length of a block of the reference; messages cost about 0.2 ms."""
-BLOCKS = 5
-MAX_CALLS = 64
-RECORDINGS = ("apart", "together", "")
-"""Ways to record calls (see `sandbox.jail.fresh.ArenaCalls`), the most exact first."""
+BLOCKS = 9
+MAX_CALLS = 256
+MOST_ITEM_BYTES = 16
+MAX_REASON_CHARS = 300
 JITTER = 0.02
 """Width of the factor by which each value changes: far above every tolerance."""
 
@@ -47,14 +49,14 @@ class GpuBlock:
     memory: torch.Tensor
 
 
-def calls_of_block(eager_ms: float, input_bytes: int, output_bytes: int, half_bytes: int) -> int:
-    """How many calls a block has: by time, and as many as fit into half an arena each way; 0 if none does.
+def calls_of_block(eager_ms: float, input_bytes: int, output_bytes: int, part_bytes: int) -> int:
+    """How many calls a block has: by time, and as many as fit into an arena's part each way; 0 if none does.
 
     Args:
       input_bytes, output_bytes: room that one call's tensors take, each padded.
     """
     by_time = max(2, round(BLOCK_MS / max(eager_ms, 1e-3)))
-    room = [half_bytes // size for size in (input_bytes, output_bytes) if size]
+    room = [part_bytes // size for size in (input_bytes, output_bytes) if size]
     return min(by_time, MAX_CALLS, *room)
 
 
@@ -95,60 +97,112 @@ def _block(
 
 
 class ArenaOutputs:
-    """Where one runner leaves the outputs of a block's calls.
+    """What one runner's calls on a block of inputs return, where they leave it in its arena.
 
     Args:
       order: sends an order to the runner, as `Runner.call`.
       carrier: with the runner's arena.
       entries: {dtype, shape} of each output of a call.
+      twice: have the runner do a block's calls a second time, when their memory is near.
+      failing: makes the exception for a runner whose outputs cannot be found.
+
+    Attributes:
+      launch_ms: of a block's time, what its launch takes where it is recorded, as the runner says; 0 unless `twice`.
+      refused: why it has recorded nothing, as it says.
     """
 
-    def __init__(self, order: Callable[..., Message], carrier: ArenaCarrier, entries: Sequence[dict]):
-        self._order, self._carrier = order, carrier
+    def __init__(
+        self,
+        order: Callable[..., Message],
+        carrier: ArenaCarrier,
+        entries: Sequence[dict],
+        *,
+        twice: bool = False,
+        failing: Callable[[str], Exception] = OutputsLost,
+    ):
+        self._order, self._carrier, self._twice, self._failing = order, carrier, twice, failing
         self.entries, offset = [], 0
         for entry in entries:
             self.entries.append({**entry, "offset": offset})
             offset += padded(_bytes(entry))
         self.stride_bytes = offset
+        self._left: list[list[Where]] = []
+        self._where: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
+        self._recorded = False
+        self.launch_ms, self.refused = 0.0, ""
 
-    def prepare(self, block: GpuBlock, timeout_s: float, *, record: str) -> str:
-        """Has the runner get ready for blocks laid out like this one; returns how it has recorded the calls.
+    def prepare(self, block: GpuBlock, timeout_s: float, *, record: bool) -> bool:
+        """Has the runner get ready for blocks laid out like this one; returns whether it has recorded the calls.
 
         Args:
-          record: the way to try, one of `RECORDINGS`.
+          record: whether it shall try.
         """
         self._give(block)
         calls = [{**call, "offset": number * self.stride_bytes} for number, call in enumerate(block.calls)]
-        message = self._order("prepare_arena", timeout_s, calls=calls, outputs=self.entries, record=record)
-        recorded = message.header.get("recorded")
-        return recorded if recorded in RECORDINGS[RECORDINGS.index(record) :] else ""
+        message = self._order(
+            "prepare_arena", timeout_s, calls=calls, outputs=self.entries, record=record, twice=self._twice
+        )
+        self._left, self._recorded = [], record and message.header.get("recorded") is True
+        self.launch_ms = claim_of(message.header.get("launch_ms")) if self._twice else 0.0
+        self.refused = str(message.header.get("refused") or "")[:MAX_REASON_CHARS]
+        return self._recorded
 
     def run(self, block: GpuBlock, places: Sequence[torch.Tensor], timeout_s: float) -> Run:
         """Has the runner do a block's calls; reads the elements numbered `places` (one tensor for each output)."""
-        count = len(block.calls)
-        grid = self._carrier.half(False)[: count * self.stride_bytes].view(count, self.stride_bytes)
-        tables = [
-            grid[:, entry["offset"] : entry["offset"] + _bytes(entry)].view(DTYPES[entry["dtype"]])
-            for entry in self.entries
-        ]
-        places = [place.to(grid.device) for place in places]
+        indices = [element_numbers(place, entry["shape"]) for place, entry in zip(places, self.entries, strict=True)]
         self._carrier.synchronize()
         start = time.perf_counter()
         self._give(block)
-        message = self._order("time_arena", timeout_s)
-        taken = [table[:, place] for table, place in zip(tables, places, strict=True)]
-        columns = [part.cpu() for part in taken]
+        known = self._recorded and bool(self._left)
+        message = self._order("time_arena", timeout_s, where=not known)
+        if not known:
+            self._left = checked_places(message.header.get("left"), self.entries, len(block.calls), self._failing)
+            self._where = [self._found(number) for number in range(len(self.entries))]
+        columns = [self._column(*where, index) for where, index in zip(self._where, indices, strict=True)]
         wall_ms = 1000 * (time.perf_counter() - start)
-        samples = [[column[number] for column in columns] for number in range(count)]
-        return Run(claim_ms=claim_of(message.header.get("span_ms")), wall_ms=wall_ms, samples=samples)
+        samples = [[column[number] for column in columns] for number in range(len(block.calls))]
+        claim_ms, warm_ms = (claim_of(message.header.get(name)) for name in ("span_ms", "warm_ms"))
+        return Run(claim_ms=claim_ms, wall_ms=wall_ms, samples=samples, warm_ms=warm_ms if self._twice else 0.0)
 
     def of_call(self, number: int) -> list[torch.Tensor]:
         """Views of one call's outputs, in memory that the runner can still change."""
-        shifted = [{**entry, "offset": number * self.stride_bytes + entry["offset"]} for entry in self.entries]
-        return read(self._carrier.half(False), shifted)
+        return [
+            self._table(entry, [where])[where[0] // DTYPES[entry["dtype"]].itemsize :].as_strided(entry["shape"], where[1])
+            if torch.Size(entry["shape"]).numel()
+            else torch.empty(entry["shape"], dtype=DTYPES[entry["dtype"]], device=self._carrier.memory.device)
+            for entry, where in zip(self.entries, self._left[number], strict=True)
+        ]
+
+    def _found(self, number: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Where one output of every call lies: the arena as a tensor of its type, starts in it [calls], strides [calls,
+        dimensions]."""
+        entry, where = self.entries[number], [outputs[number] for outputs in self._left]
+        dtype = DTYPES[entry["dtype"]]
+        if not torch.Size(entry["shape"]).numel():
+            where = [(0, [0] * len(entry["shape"]))] * len(where)
+        starts = torch.tensor([offset // dtype.itemsize for offset, _ in where])
+        return self._table(entry, where), starts, torch.tensor([strides for _, strides in where], dtype=torch.int64)
+
+    @staticmethod
+    def _column(table: torch.Tensor, starts: torch.Tensor, strides: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        """Some elements of one output of every call: [calls, places]; `index` is int64 [dimensions, places]."""
+        return table[(starts[:, None] + strides @ index).to(table.device)].cpu()
+
+    def _table(self, entry: dict, where: Sequence[Where]) -> torch.Tensor:
+        """The arena as a tensor of an output's type, which holds all of these outputs."""
+        memory, dtype = self._carrier.memory, DTYPES[entry["dtype"]]
+        table = memory[: len(memory) // MOST_ITEM_BYTES * MOST_ITEM_BYTES].view(dtype)
+        most = max(offset // dtype.itemsize for offset, _ in where)
+        reach = max(
+            sum((size - 1) * stride for size, stride in zip(entry["shape"], strides, strict=True))
+            for strides in {tuple(strides) for _, strides in where}
+        )
+        if most + reach >= len(table) or any(offset % dtype.itemsize for offset, _ in where):
+            raise self._failing(f"an output of shape {entry['shape']} does not lie in the {len(memory)} bytes shared")
+        return table
 
     def _give(self, block: GpuBlock) -> None:
-        self._carrier.half(True)[: len(block.memory)].copy_(block.memory)
+        self._carrier.part("inputs")[: len(block.memory)].copy_(block.memory)
         self._carrier.synchronize()
 
 

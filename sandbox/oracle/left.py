@@ -51,6 +51,8 @@ class LeftOutputs:
       Unreadable. OutputsLost (or what `failing` makes). What an order raises.
     """
 
+    launch_ms = 0.0
+
     def __init__(
         self,
         order: Callable[..., Message],
@@ -73,11 +75,11 @@ class LeftOutputs:
 
     def run(self, block: Block, places: Sequence[torch.Tensor], timeout_s: float) -> Run:
         """Has the runner do a block's calls; reads the elements numbered `places` (one tensor for each output)."""
-        indices = [_indices(place, entry["shape"]) for place, entry in zip(places, self.entries, strict=True)]
+        indices = [element_numbers(place, entry["shape"]) for place, entry in zip(places, self.entries, strict=True)]
         block.warm()
         start = time.perf_counter()
         message = self._order("time_fresh", timeout_s, calls=block.calls, outputs=self.entries, fds=[block.fd])
-        self._left = self._checked(message.header.get("left"), len(block.calls))
+        self._left = checked_places(message.header.get("left"), self.entries, len(block.calls), self._failing)
         columns = [self._column(number, index) for number, index in enumerate(indices)]
         wall_ms = 1000 * (time.perf_counter() - start)
         samples = [[column[call] for column in columns] for call in range(len(block.calls))]
@@ -114,27 +116,37 @@ class LeftOutputs:
         except OSError as error:
             raise self._failing(str(error)) from error
 
-    def _checked(self, left: Any, calls: int) -> list[list[Where]]:
-        """What a runner says about where its outputs lie, in the form that it has to have."""
-        if not isinstance(left, list) or len(left) != calls:
-            raise self._failing("it does not say where each call's outputs lie")
-        return [self._outputs(outputs) for outputs in left]
 
-    def _outputs(self, outputs: Any) -> list[Where]:
-        if not isinstance(outputs, list) or len(outputs) != len(self.entries):
-            raise self._failing("it does not say where each output lies")
-        found = []
-        for entry, where in zip(self.entries, outputs, strict=True):
-            address, strides = where if isinstance(where, list) and len(where) == 2 else (None, None)
-            numbers = [address, *(strides if isinstance(strides, list) else [None])]
-            count = 1 + len(entry["shape"])
-            if len(numbers) != count or not all(type(n) is int and 0 <= n < MAX_ADDRESS for n in numbers):
-                raise self._failing(f"an output's place is {str(where)[:60]}")
-            found.append((numbers[0], numbers[1:]))
-        return found
+def checked_places(
+    left: Any, entries: Sequence[dict], calls: int, failing: Callable[[str], Exception]
+) -> list[list[Where]]:
+    """What a runner says about where the outputs of its calls lie, in the form that it has to have.
+
+    Args:
+      left: of each call and each of its outputs (address, strides).
+      entries: {dtype, shape} of each output of a call.
+      failing: makes the exception for anything else.
+    """
+    if not isinstance(left, list) or len(left) != calls:
+        raise failing("it does not say where each call's outputs lie")
+    return [_of_a_call(outputs, entries, failing) for outputs in left]
 
 
-def _indices(places: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+def _of_a_call(outputs: Any, entries: Sequence[dict], failing: Callable[[str], Exception]) -> list[Where]:
+    if not isinstance(outputs, list) or len(outputs) != len(entries):
+        raise failing("it does not say where each output lies")
+    found = []
+    for entry, where in zip(entries, outputs, strict=True):
+        address, strides = where if isinstance(where, list | tuple) and len(where) == 2 else (None, None)
+        numbers = [address, *(strides if isinstance(strides, list) else [None])]
+        count = 1 + len(entry["shape"])
+        if len(numbers) != count or not all(type(n) is int and 0 <= n < MAX_ADDRESS for n in numbers):
+            raise failing(f"an output's place is {str(where)[:60]}")
+        found.append((numbers[0], numbers[1:]))
+    return found
+
+
+def element_numbers(places: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
     """Elements numbered `places` in row-major order by their index in each dimension: int64 [dimensions, places]."""
     if not shape or not len(places):
         return torch.zeros(len(shape), len(places), dtype=torch.int64)

@@ -50,8 +50,8 @@ from sandbox.verdict import feedback
 
 log = logging.getLogger("sandbox.oracle")
 LAUNCH_MEMORY_BYTES = 8 << 30
-MAX_ARENA_BYTES, ARENA_SLACK_BYTES = 4 << 30, 1 << 20
-ARENA_CALLS, USUAL_HALF_BYTES, LEAST_HALF_BYTES = 16, 256 << 20, 8 << 20
+MAX_ARENA_BYTES, ARENA_SLACK_BYTES = 8 << 30, 1 << 20
+ARENA_CALLS, USUAL_PART_BYTES, LEAST_PART_BYTES = 16, 128 << 20, 24 << 20
 ARENA_S = 60.0
 COMPILE_SLOT = 1001
 """Slot of the inputs on which kernels are compiled ahead of time."""
@@ -156,12 +156,12 @@ class Loader:
         Raises:
           JailError: the runner is gone, or a candidate's refuses.
         """
-        if device == "cpu" or self._no_arenas or 2 * n_bytes > MAX_ARENA_BYTES:
+        if device == "cpu" or self._no_arenas or 4 * n_bytes > MAX_ARENA_BYTES:
             return
         # Room for several calls at once (`sandbox.oracle.fresh_gpu`), where they are not too large.
-        half_bytes = max(n_bytes, min(ARENA_CALLS * n_bytes, USUAL_HALF_BYTES), LEAST_HALF_BYTES)
+        part_bytes = max(n_bytes, min(ARENA_CALLS * n_bytes, USUAL_PART_BYTES), LEAST_PART_BYTES)
         try:
-            carrier, fd = ArenaCarrier.create(torch.device(device).index, 2 * half_bytes + ARENA_SLACK_BYTES)
+            carrier, fd = ArenaCarrier.create(torch.device(device).index, 4 * part_bytes + ARENA_SLACK_BYTES)
         except (ArenaError, RuntimeError) as error:
             self._refused(device, error)
             return

@@ -201,11 +201,13 @@ class Trials:
                     lambda: check_s,
                     record=self._job.candidate.language == "triton",
                 )
+            if self._on_gpu is not None and self._on_gpu.refused:
+                self._verdict.notes.append(f"audited calls were not recorded and replayed: {self._on_gpu.refused}")
 
     @property
     def replays(self) -> bool:
         """The audit will replay recordings, so its clock sees no launches of the host."""
-        return self._on_gpu is not None and bool(self._on_gpu.recorded)
+        return self._on_gpu is not None and self._on_gpu.recorded
 
     def _eager_ms(self) -> float:
         """About the time of one call of the reference."""

@@ -26,10 +26,11 @@ class Interval:
         return (self.high - self.low) / 2 / self.median if self.median > 0 else math.inf
 
 
-def median_interval(samples: Sequence[float]) -> Interval:
+def median_interval(samples: Sequence[float], apart: float = 0.0) -> Interval:
     """Median and its distribution-free 95 % interval from order statistics.
 
-    With fewer than 6 samples no such interval exists, and the full range is given.
+    With fewer than 6 samples no such interval exists, and the full range is given. The interval is wider by `apart` at
+    both ends, for what all samples have in common; the lower end stays above a tenth of the median.
     Raises ValueError without samples.
     """
     if not samples:
@@ -37,15 +38,14 @@ def median_interval(samples: Sequence[float]) -> Interval:
     ordered = sorted(samples)
     count = len(ordered)
     middle = ordered[count // 2] if count % 2 else (ordered[count // 2 - 1] + ordered[count // 2]) / 2
-    if count < 6:
-        return Interval(median=middle, low=ordered[0], high=ordered[-1], samples=count)
-    rank = max(0, math.floor(count / 2 - Z95 * math.sqrt(count) / 2))
-    return Interval(median=middle, low=ordered[rank], high=ordered[count - 1 - rank], samples=count)
+    rank = 0 if count < 6 else max(0, math.floor(count / 2 - Z95 * math.sqrt(count) / 2))
+    low = ordered[rank] if not apart else min(ordered[rank], max(ordered[rank] - apart, 0.1 * middle))
+    return Interval(median=middle, low=low, high=ordered[count - 1 - rank] + apart, samples=count)
 
 
-def span(samples_ms: Sequence[float]) -> Span:
-    """Per-call times of blocks as the protocol's `Span`."""
-    interval = median_interval(samples_ms)
+def span(samples_ms: Sequence[float], apart_ms: float = 0.0) -> Span:
+    """Per-call times of blocks as the protocol's `Span`; for `apart_ms` see `median_interval`."""
+    interval = median_interval(samples_ms, apart_ms)
     return Span(
         median_ms=interval.median, low_ms=interval.low, high_ms=interval.high, samples=interval.samples
     )
@@ -59,10 +59,10 @@ def undisturbed(samples: Sequence[float], share: float) -> list[float]:
     return sorted(samples)[: max(math.ceil(share * len(samples)), min(3, len(samples)))]
 
 
-def speedup(candidate_ms: Sequence[float], baseline_ms: Sequence[float]) -> Interval:
+def speedup(candidate_ms: Sequence[float], baseline_ms: Sequence[float], apart_ms: float = 0.0) -> Interval:
     """Ratio of the medians, baseline over candidate; the interval holds all ratios of the two 95 %
-    intervals."""
-    candidate, baseline = median_interval(candidate_ms), median_interval(baseline_ms)
+    intervals (for `apart_ms` see `median_interval`)."""
+    candidate, baseline = (median_interval(times, apart_ms) for times in (candidate_ms, baseline_ms))
     return Interval(
         median=baseline.median / candidate.median,
         low=baseline.low / candidate.high,

@@ -1,6 +1,6 @@
 """Does the judge's clock agree with itself, with the hardware's counters, and with 1 for a reference against itself?
 
-    python scripts/bench/gpu_clock.py --out clock.json [--evaluations 20] [--skip-ncu] [--kernelbench DIRECTORY]
+    python scripts/bench/gpu_clock.py --out clock.json [--evaluations 20] [--only self,spread,ncu] [--kernelbench DIRECTORY]
 
 On one NVIDIA GPU, with a server of its own:
 (1) spread: a few kernels, each judged afresh --evaluations times: largest over smallest median, and their difference.
@@ -44,7 +44,7 @@ KERNELBENCH_KERNELS = 2
 KERNELBENCH = """
 import json, sys, types
 root, task, kernel = sys.argv[1:]
-for name in ("dotenv", "openai", "litellm", "together"):
+for name in ("dotenv", "openai", "litellm", "together", "requests", "datasets"):
     try:
         __import__(name)
     except ImportError:  # not needed for judging, but imported
@@ -216,21 +216,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--evaluations", type=int, default=20)
-    parser.add_argument("--skip-ncu", action="store_true")
+    parser.add_argument("--only", default="self,spread,ncu", help="which of self, spread, ncu")
     parser.add_argument("--kernelbench", type=Path, help="checkout of KernelBench")
     parser.add_argument("--kernelbench-evaluations", type=int, default=8)
     arguments = parser.parse_args()
+    wanted = set(arguments.only.split(",")) - {""}
+    if unknown := wanted - {"self", "spread", "ncu"}:
+        parser.error(f"--only knows self, spread and ncu, not {', '.join(sorted(unknown))}")
     found = provenance()
 
     def keep(name: str, rows: list[dict]) -> None:
         found[name] = rows
         arguments.out.write_text(json.dumps(found, indent=1) + "\n")
 
-    keep("self", self_mode())
-    with private_server("cuda:0", 1) as server:
-        keep("spread", spread(server.client, arguments.evaluations))
-        if not arguments.skip_ncu:
-            keep("ncu", against_ncu(server.client))
+    if "self" in wanted:
+        keep("self", self_mode())
+    if wanted & {"spread", "ncu"}:
+        with private_server("cuda:0", 1) as server:
+            if "spread" in wanted:
+                keep("spread", spread(server.client, arguments.evaluations))
+            if "ncu" in wanted:
+                keep("ncu", against_ncu(server.client))
     if arguments.kernelbench:
         keep("kernelbench", kernelbench(arguments.kernelbench, arguments.kernelbench_evaluations))
     rows = [row for name in ("self", "spread", "ncu") for row in found.get(name, ())]

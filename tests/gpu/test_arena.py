@@ -15,8 +15,8 @@ from sandbox.jail.arena import Arena, read, write
 sock = socket.socket(fileno=int(sys.argv[1]))
 _, fds, _, _ = socket.recv_fds(sock, 1, 1)
 arena = Arena.open(0, fds[0], int(sys.argv[2]))
-x = arena.half(True)[: 4096].view(torch.float32).clone()
-arena.half(False)[: 4096].view(torch.float32).copy_(2 * x)
+x = arena.part("inputs")[: 4096].view(torch.float32).clone()
+arena.part("outputs")[: 4096].view(torch.float32).copy_(2 * x)
 torch.cuda.synchronize()
 sock.sendall(b"x")
 sock.recv(1)
@@ -34,7 +34,7 @@ def test_what_one_process_writes_the_other_reads():
     arena, fd = Arena.create(0, 1 << 20)
     ours, theirs = socket.socketpair()
     data = torch.randn(1024, device="cuda:0")
-    arena.half(True)[:4096].view(torch.float32).copy_(data)
+    arena.part("inputs")[:4096].view(torch.float32).copy_(data)
     torch.cuda.synchronize()
     other = subprocess.Popen(
         [sys.executable, "-c", OTHER, str(theirs.fileno()), str(arena.bytes)], pass_fds=[theirs.fileno()], cwd=ROOT
@@ -44,10 +44,74 @@ def test_what_one_process_writes_the_other_reads():
     os.close(fd)
     ours.settimeout(100)
     assert ours.recv(1) == b"x"
-    assert torch.equal(arena.half(False)[:4096].view(torch.float32), 2 * data)
+    assert torch.equal(arena.part("outputs")[:4096].view(torch.float32), 2 * data)
     ours.sendall(b"x")
     assert other.wait(60) == 0
     arena.close()
+
+
+POOL = """
+import os, sys
+import torch
+from sandbox.jail.arena import Arena
+from sandbox.jail.device_cuda import CudaDevice
+device = CudaDevice(name="cuda:0", language="triton")
+device.setup()
+arena, fd = Arena.create(0, 160 << 20)
+pool = device.open_pool(arena.part("pool"))
+x = torch.randn(1 << 20, device="cuda:0")
+big = torch.randn(15 << 20, device="cuda:0")
+held = []
+
+def work():
+    held[:] = [torch.relu(x + n) for n in range(6)] + [x[:7] * 2]
+
+def right():
+    return all(torch.equal(out, torch.relu(x + n)) for n, out in enumerate(held[:6])) and torch.equal(held[6], x[:7] * 2)
+
+work()
+assert not any(map(pool.holds, held))
+with device.taking_from(pool):
+    work()
+assert all(map(pool.holds, held)) and right()
+
+def waits():
+    held[:] = [x + 1]
+    held[0].sum().item()
+
+for _ in range(2):
+    assert device.record(waits, pool) is None and "captur" in device.refused, device.refused
+    replay = device.record(work, pool)
+    assert replay is not None and all(map(pool.holds, held)), device.refused
+    x.normal_()
+    replay()
+    device.synchronize()
+    assert right()
+
+def too_much():
+    held[:] = [big + n for n in range(6)]
+
+too_much()
+replay = device.record(too_much, pool)
+assert replay is not None and 0 < sum(map(pool.holds, held)) < 6, device.refused
+big.normal_()
+replay()
+device.synchronize()
+assert all(torch.equal(out, big + n) for n, out in enumerate(held))
+del replay
+held.clear()
+device.trim()
+with device.taking_from(pool):
+    work()
+assert all(map(pool.holds, held)) and right()
+print("all right", flush=True)
+os._exit(0)
+"""
+
+
+def test_what_is_made_meanwhile_lies_in_the_pool_recorded_or_not_and_beyond_its_size_elsewhere():
+    done = subprocess.run([sys.executable, "-c", POOL], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0 and "all right" in done.stdout, done.stdout + done.stderr
 
 
 def test_evaluations_share_memory_with_their_jails(server, server_log, judge):

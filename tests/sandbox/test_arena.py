@@ -6,7 +6,7 @@ The driver's part is tested on a GPU (tests/gpu/test_arena.py); areas here are m
 import pytest
 import torch
 
-from sandbox.jail.arena import ALIGN_BYTES, read, write
+from sandbox.jail.arena import ALIGN_BYTES, part, read, write
 from sandbox.jail.carrier import ArenaCarrier, HostCarrier
 from sandbox.jail.device import CpuDevice
 from sandbox.jail.frames import Message
@@ -69,9 +69,8 @@ class FakeArena:
     def __init__(self, n_bytes):
         self.memory, self.closed = torch.zeros(n_bytes, dtype=torch.uint8), False
 
-    def half(self, outward):
-        middle = len(self.memory) // 2
-        return self.memory[:middle] if outward else self.memory[middle:]
+    def part(self, name):
+        return part(self.memory, name)
 
     def close(self):
         self.closed = True
@@ -82,8 +81,8 @@ def test_the_oracle_judges_copies_that_the_runner_cannot_change():
     carrier = ArenaCarrier(arena)
     fields, buffers = carrier.give([torch.arange(4.0)])
     assert fields["arena"] is True and not buffers
-    assert torch.equal(read(arena.half(True), fields["tensors"])[0], torch.arange(4.0))
-    entries = write(arena.half(False), [torch.ones(4)])
+    assert torch.equal(read(arena.part("inputs"), fields["tensors"])[0], torch.arange(4.0))
+    entries = write(arena.part("outputs"), [torch.ones(4)])
     (got,) = carrier.take(Message({"arena": True, "tensors": entries}, []))
     arena.memory.fill_(7)
     assert torch.equal(got, torch.ones(4))
