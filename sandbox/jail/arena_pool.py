@@ -65,6 +65,12 @@ class ArenaPool:
         self._functions = _ALLOCATE(self._allocate), _RELEASE(self._release)
         addresses = [ctypes.cast(function, ctypes.c_void_p).value for function in self._functions]
         self._allocator = torch._C._cuda_customAllocator(*addresses)
+        self._spoilt: list[Any] = []
+        self.pool = torch.cuda.MemPool(self._allocator)
+
+    def renew(self) -> None:
+        """Goes on with another pool of PyTorch's in the same area: one in which a capture has failed takes no more."""
+        self._spoilt.append(self.pool)  # what lies in it stays
         self.pool = torch.cuda.MemPool(self._allocator)
 
     def holds(self, tensor: torch.Tensor) -> bool:

@@ -237,8 +237,7 @@ class CudaDevice:
         except Exception as error:
             self.refused = f"{type(error).__name__}: {error}"
             self._clear_error()
-            with contextlib.suppress(RuntimeError):  # a capture that fails at its end leaves the pool in use
-                torch._C._cuda_endAllocateToPool(torch.device(self.name).index, pool.pool.id)
+            pool.renew()
             return None
         finally:
             if collects:

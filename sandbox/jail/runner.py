@@ -92,6 +92,7 @@ class Runner:
         self.baselines: dict[str, Any] = {}
         self.arena: Any = None
         self.pool: Any = None
+        self.refused = ""
         self.arena_calls: Any = None
         self.fresh: FreshCalls
 
@@ -279,11 +280,13 @@ class Runner:
             tensors = arena.read(inputs, call["tensors"])
             prepared.append((decode(call["args"], tensors), tensors, arena.read(results, places)))
         with torch.no_grad():
-            self.arena_calls = ArenaCalls(
-                self.device, self.call, prepared, self.arena.memory, self.pool, record=order["record"], twice=order["twice"]
-            )
-        calls = self.arena_calls
-        return {"recorded": calls.recorded, "refused": calls.refused, "launch_ms": calls.launch_ms}, []
+            calls = self.arena_calls = ArenaCalls(
+                self.device, self.call, prepared, self.arena.memory, self.pool, twice=order["twice"],
+                record=order["record"] and not self.refused,  # once: what a failed recording has taken of the pool stays taken
+            )  # fmt: skip
+        self.refused = self.refused or calls.refused
+        refused = self.refused if order["record"] else ""
+        return {"recorded": calls.recorded, "refused": refused, "launch_ms": calls.launch_ms}, []
 
     def do_time_arena(self, message: Message) -> tuple[dict, list[torch.Tensor]]:
         with torch.no_grad():

@@ -81,6 +81,7 @@ def waits():
 
 for _ in range(2):
     assert device.record(waits, pool) is None and "captur" in device.refused, device.refused
+    held.clear()
     replay = device.record(work, pool)
     assert replay is not None and all(map(pool.holds, held)), device.refused
     x.normal_()

@@ -52,7 +52,7 @@ class Recorder(CpuDevice):
 
     def __init__(self, misses=lambda work: work):
         super().__init__(language="cpp")
-        self.misses, self.replays = misses, 0
+        self.misses, self.replays, self.tries = misses, 0, 0
         self.pool = None
 
     def open_pool(self, area):
@@ -60,6 +60,7 @@ class Recorder(CpuDevice):
         return self.pool
 
     def record(self, work, pool):
+        self.tries += 1
         used = pool.used
         work()
         recorded = self.misses(work)
@@ -249,6 +250,15 @@ def test_a_recording_without_the_work_is_not_used_on_either_side(misses, whose):
     assert not parts.recorded
     judged(lambda x, a: honest(x, a), devices=devices, record=True)
     assert devices[1 - whose].replays == (2 * (1 + LAUNCHES) if whose else 0)  # to try the recordings, never to time
+
+
+def test_who_could_not_record_is_not_asked_to_try_again():
+    devices = Recorder(lambda work: None), Recorder()
+    ours, theirs = reference(honest, device=devices[0]), side(honest, device=devices[1])
+    for _ in range(2):
+        parts = on_gpu(ours, theirs, inputs(), 0.2, lambda: 10.0, record=True)
+        assert not parts.recorded and parts.refused.startswith("the reference's: ") and len(parts.refused) > 20
+    assert devices[0].tries == 1
 
 
 def test_outputs_that_say_nothing_of_the_inputs_prove_no_recording():
