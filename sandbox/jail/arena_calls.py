@@ -96,7 +96,12 @@ class ArenaCalls:
 
     def _launch_ms(self) -> float:
         little = torch.zeros(1, device=self._memory.device)
-        recorded = self._device.record(lambda: little.add_(1) and None, self._pool)
+
+        def work() -> None:
+            little.add_(1)
+
+        work()
+        recorded = self._device.record(work)
         return sorted(self._timed(recorded) for _ in range(LAUNCHES))[LAUNCHES // 2] if recorded else 0.0
 
     def _timed(self, work: Callable[[], None]) -> float:
@@ -133,7 +138,7 @@ class ArenaCalls:
         """
         recorded = self._device.record(self._do, self._pool)
         if recorded is not None and _share_memory(self._held):
-            self._copy_all = True
+            self._copy_all, self._held, recorded = True, [], None  # the pool takes one recording at a time
             recorded = self._device.record(self._do, self._pool)
         if recorded is None:
             return None

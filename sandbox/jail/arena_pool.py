@@ -68,9 +68,17 @@ class ArenaPool:
         self._spoilt: list[Any] = []
         self.pool = torch.cuda.MemPool(self._allocator)
 
-    def renew(self) -> None:
-        """Goes on with another pool of PyTorch's in the same area: one in which a capture has failed takes no more."""
-        self._spoilt.append(self.pool)  # what lies in it stays
+    def renew(self, *, spoilt: bool = False) -> None:
+        """Goes on with another pool of PyTorch's in the same area: each takes one capture and no more.
+
+        What recordings have made in the one before must be gone; its memory is free again then.
+
+        Args:
+          spoilt: a capture has failed in the one before, which PyTorch can't end; what lies in it stays.
+        """
+        if spoilt:
+            self._spoilt.append(self.pool)
+        self.pool = None
         self.pool = torch.cuda.MemPool(self._allocator)
 
     def holds(self, tensor: torch.Tensor) -> bool:

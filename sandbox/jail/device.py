@@ -68,6 +68,9 @@ class NoPool:
         """Whether a tensor's memory lies in the pool."""
         return False
 
+    def renew(self) -> None:
+        """Frees what earlier recordings have made in it, which must be gone."""
+
 
 class Device(Protocol):
     """Operations that differ between a CPU and a GPU. See the module docstring for the order of calls."""
@@ -128,9 +131,9 @@ class Device(Protocol):
     def taking_from(self, pool: Any) -> contextlib.AbstractContextManager[None]:
         """Tensors that are made meanwhile lie in the pool."""
 
-    def record(self, work: Callable[[], None], pool: Any) -> Callable[[], None] | None:
+    def record(self, work: Callable[[], None], pool: Any = None) -> Callable[[], None] | None:
         """Records what `work` does on the device, for replays that the host launches at once; None where that can't be
-        done, for this device or this work. What it makes lies in the pool."""
+        done, for this device or this work. What it makes lies in the pool, which takes one recording at a time."""
 
     def start_profiler(self) -> None:
         """Does what the first `profile` of a process would spend seconds on, without using the device."""
@@ -212,7 +215,7 @@ class CpuDevice:
     def taking_from(self, pool: Any) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
 
-    def record(self, work: Callable[[], None], pool: Any) -> Callable[[], None] | None:
+    def record(self, work: Callable[[], None], pool: Any = None) -> Callable[[], None] | None:
         return None
 
     def start_profiler(self) -> None:

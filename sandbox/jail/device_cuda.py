@@ -216,20 +216,22 @@ class CudaDevice:
 
         return torch.cuda.use_mem_pool(pool.pool)
 
-    def record(self, work: Callable[[], None], pool: Any) -> Callable[[], None] | None:
+    def record(self, work: Callable[[], None], pool: Any = None) -> Callable[[], None] | None:
         """A CUDA graph of the work, which must have been done once before; None where it may not be captured (it waits
         for the device, or uses a stream of its own that it does not join); then `refused` says why. What it makes lies
-        in the pool."""
+        in the pool, in which earlier recordings must be gone."""
         import torch
 
         graph = torch.cuda.CUDAGraph()
         self.refused = ""
         self.synchronize()
+        if pool:
+            pool.renew()
         collects = gc.isenabled()
         gc.disable()  # what it finds to free, a capture may not free
         try:
             with torch.cuda.stream(torch.cuda.Stream(self.name)):
-                graph.capture_begin(pool=pool.pool.id)
+                graph.capture_begin(**({"pool": pool.pool.id} if pool else {}))
                 try:
                     work()
                 finally:
@@ -237,7 +239,8 @@ class CudaDevice:
         except Exception as error:
             self.refused = f"{type(error).__name__}: {error}"
             self._clear_error()
-            pool.renew()
+            if pool:
+                pool.renew(spoilt=True)
             return None
         finally:
             if collects:

@@ -273,6 +273,8 @@ class Runner:
         self.arena_calls = None
         if self.pool is None:
             self.pool = self.device.open_pool(self.arena.part("pool"))
+        else:
+            self.pool.renew()
         inputs, results = self.arena.part("inputs"), self.arena.part("outputs")
         prepared = []
         for call in order["calls"]:

@@ -262,7 +262,7 @@ class Trials:
             except AuditFailed as failed:
                 what = "a timed call on inputs it had not seen is wrong"
                 self._fail_late(what, failed.trial, failed.got, failed.expected, failed.others)
-        self._verdict.timing, own, eager = rule(timing, found, allowance_ms)
+        self._verdict.timing, own, eager = rule(timing, found, allowance_ms, replayed=self.replays)
         if self._verdict.timing.bound_by == RULED_BY:
             self._verdict.notes.append(
                 f"calls on inputs it had not seen took {own.median:.3g} ms, the reference's "

@@ -80,6 +80,8 @@ def waits():
     held[0].sum().item()
 
 for _ in range(2):
+    replay = None
+    held.clear()
     assert device.record(waits, pool) is None and "captur" in device.refused, device.refused
     held.clear()
     replay = device.record(work, pool)
@@ -93,15 +95,17 @@ def too_much():
     held[:] = [big + n for n in range(6)]
 
 too_much()
+replay = None
+held.clear()
 replay = device.record(too_much, pool)
 assert replay is not None and 0 < sum(map(pool.holds, held)) < 6, device.refused
 big.normal_()
 replay()
 device.synchronize()
 assert all(torch.equal(out, big + n) for n, out in enumerate(held))
-del replay
+replay = None
 held.clear()
-device.trim()
+pool.renew()
 with device.taking_from(pool):
     work()
 assert all(map(pool.holds, held)) and right()

@@ -16,6 +16,7 @@ from sandbox.jail.device import CpuDevice
 from sandbox.jail.frames import Message
 from sandbox.jail.runner import Runner
 from sandbox.oracle.audit import AuditFailed, audit, on_gpu, rule
+from sandbox.oracle.fresh import Audit, Run
 from sandbox.oracle.fresh_gpu import BLOCKS, MAX_CALLS, ArenaOutputs, calls_of_block, draw_blocks, jittered
 from sandbox.oracle.left import OutputsLost
 from sandbox.oracle.reference import Inputs
@@ -38,6 +39,9 @@ class HostPool:
         self.copied += not inside
         return inside
 
+    def renew(self):
+        self.used = 0
+
     def take(self, shape):
         n_bytes = 4 * torch.Size(shape).numel()
         if self.used + n_bytes > len(self.area):
@@ -59,8 +63,9 @@ class Recorder(CpuDevice):
         self.pool = HostPool(area)
         return self.pool
 
-    def record(self, work, pool):
+    def record(self, work, pool=None):
         self.tries += 1
+        pool = pool or HostPool(torch.empty(0))
         used = pool.used
         work()
         recorded = self.misses(work)
@@ -203,7 +208,7 @@ def test_who_need_not_copy_gains_nothing_by_it():
     """Work that takes as long as a copy would shows, as nobody's copies are forgiven."""
 
     class Slow(Recorder):
-        def record(self, work, pool):
+        def record(self, work, pool=None):
             replay = super().record(work, pool)
             return lambda: (replay(), time.sleep(0.05))
 
@@ -217,7 +222,7 @@ def test_what_memory_that_is_not_near_costs_is_taken_from_the_references_second_
     class FarAtFirst(Recorder):
         """Every other replay takes longer: that of new inputs."""
 
-        def record(self, work, pool):
+        def record(self, work, pool=None):
             replay, turns = super().record(work, pool), itertools.count()
             return lambda: (replay(), time.sleep(0.05 if next(turns) % 2 else 0.0))  # the first replay is the trial
 
@@ -318,6 +323,22 @@ def test_a_candidate_that_is_slow_on_new_inputs_is_as_slow_as_that():
     # What the host needs to launch a call is not held against it.
     lenient, own, _ = rule(claimed, found, allowance_ms=2.0)
     assert own.median < 1.5 and lenient.speedup > timing.speedup
+
+
+def test_a_reference_of_short_kernels_counts_with_its_launches_where_the_audit_replays():
+    def run(ms):
+        return Run(claim_ms=ms, wall_ms=ms + 1.0, samples=[])
+
+    found = Audit(calls=10, candidate=[run(0.2)] * 6, reference=[run(0.3)] * 6)
+    span = Span(median_ms=0.02, low_ms=0.02, high_ms=0.02, samples=9)
+    claimed = Timing(
+        candidate=span, baselines={"eager": Span(median_ms=0.06, low_ms=0.06, high_ms=0.06, samples=9)}, speedup=3.0,
+        speedup_low=3.0, speedup_high=3.0, noisy=False, bound_by="runner span",
+    )  # fmt: skip
+    assert rule(claimed, found, replayed=True)[0] == claimed
+    assert rule(claimed, found)[0].speedup == pytest.approx(1.5)
+    slow = Audit(calls=10, candidate=[run(1.2)] * 6, reference=[run(0.3)] * 6)
+    assert rule(claimed, slow, replayed=True)[0].speedup == pytest.approx(0.5)
 
 
 def test_outputs_of_another_form_end_the_order():
