@@ -115,7 +115,7 @@ def get_config() -> ConfigDict:
             samples_per_task=4,
             untimed_samples=1,
             selection_samples=1,
-            summary_samples=1,
+            summary_samples=4,
             skill_share=0.5,
             untimed_skill_share=0.3,
             balance_skills=False,
@@ -124,8 +124,8 @@ def get_config() -> ConfigDict:
     # shares: how the rows of a batch are divided over the agents, whose rows are then repeated as often as that takes; all 0: rows as
     # they come.
     c.sft = ConfigDict(
-        dict(steps=420, batch=16, optimizer="muon", lr=8e-3, warmup=20, weight_decay=0.01, max_tokens=512, clip_norm=1.0,
-             microbatch=8, checkpoint_every=50, shares=dict(policy=0.8, selection=0.07, summary=0.13))
+        dict(steps=380, batch=16, optimizer="muon", lr=8e-3, warmup=20, weight_decay=0.01, max_tokens=512, clip_norm=1.0,
+             microbatch=8, checkpoint_every=50, shares=dict(policy=0.0, selection=0.0, summary=0.0))
     )  # fmt: skip
 
     c.rollout = ConfigDict(
