@@ -43,7 +43,7 @@ def get_config() -> ConfigDict:
             size="cpu",
             levels=(1, 2),
             kinds=("map", "reduce", "norm", "column"),
-            generated=2000,  # tasks made for the cold start
+            generated=1700,  # tasks made for the cold start
             generated_size="cpu",
             full_size=200,  # of these, how many have sizes that can be timed, if check_size is not ""
             check_size="light",  # the others have fewer elements: they are only checked
@@ -108,7 +108,7 @@ def get_config() -> ConfigDict:
     # balance_skills: rare techniques more often.
     c.corpus = ConfigDict(
         dict(
-            timed_tasks=100,
+            timed_tasks=80,
             variants_per_task=3,
             untimed_variants=1,
             wrong_share=0.2,
@@ -124,7 +124,7 @@ def get_config() -> ConfigDict:
     # shares: how the rows of a batch are divided over the agents, whose rows are then repeated as often as that takes; all 0: rows as
     # they come.
     c.sft = ConfigDict(
-        dict(steps=380, batch=16, optimizer="muon", lr=8e-3, warmup=20, weight_decay=0.01, max_tokens=512, clip_norm=1.0,
+        dict(steps=360, batch=16, optimizer="muon", lr=8e-3, warmup=20, weight_decay=0.01, max_tokens=512, clip_norm=1.0,
              microbatch=8, checkpoint_every=50, shares=dict(policy=0.0, selection=0.0, summary=0.0))
     )  # fmt: skip
 
@@ -150,7 +150,7 @@ def get_config() -> ConfigDict:
     )
     c.rl = ConfigDict(
         dict(
-            steps=24,
+            steps=20,
             epochs=1,  # updates from one step's rollouts; beyond the first, clipping bounds them
             only=("mlp", "heads"),  # modules that RL changes; () for all. Attention holds what copies the task, and needs no change
             optimizer="adamw",
@@ -192,5 +192,5 @@ def get_config() -> ConfigDict:
             summary_cap=6.0,
         )
     )
-    c.evaluation = ConfigDict(dict(samples=6, turns=2, temperature=1.0, top_p=0.95, max_tasks=0))
+    c.evaluation = ConfigDict(dict(samples=6, turns=2, temperature=1.0, top_p=1.0, max_tasks=0))
     return c
