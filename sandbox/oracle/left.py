@@ -150,4 +150,8 @@ def element_numbers(places: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
     """Elements numbered `places` in row-major order by their index in each dimension: int64 [dimensions, places]."""
     if not shape or not len(places):
         return torch.zeros(len(shape), len(places), dtype=torch.int64)
-    return torch.stack(torch.unravel_index(places, tuple(shape)))
+    rest, found = places, []
+    for size in reversed(shape):
+        found.append(rest % size)
+        rest = rest // size
+    return torch.stack(found[::-1])  # torch.unravel_index would import two seconds' worth of modules first

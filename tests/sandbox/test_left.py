@@ -27,6 +27,24 @@ sys.stdin.read()
 """
 
 
+JUDGING = """
+import sys
+import torch
+import sandbox.oracle.evaluate
+from sandbox.oracle.left import element_numbers
+found = element_numbers(torch.arange(24), [2, 3, 4])
+print(sum(name.startswith(("sympy", "torch._dynamo", "torch._inductor")) for name in sys.modules), flush=True)
+assert torch.equal(found, torch.stack(torch.unravel_index(torch.arange(24), (2, 3, 4))))
+assert element_numbers(torch.arange(3), [3]).tolist() == [[0, 1, 2]] and element_numbers(torch.arange(1), []).shape == (0, 1)
+"""
+
+
+def test_an_oracle_imports_no_compiler_while_it_judges():
+    """Two seconds, and that in the middle of a timing."""
+    done = subprocess.run([sys.executable, "-c", JUDGING], capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and done.stdout.strip() == "0", done.stdout + done.stderr
+
+
 class Runner:
     """A runner in this very process; `lie` changes what it replies."""
 
