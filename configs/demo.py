@@ -43,7 +43,7 @@ def get_config() -> ConfigDict:
             size="cpu",
             levels=(1, 2),
             kinds=("map", "reduce", "norm", "column"),
-            generated=1700,  # tasks made for the cold start
+            generated=2000,  # tasks made for the cold start
             generated_size="cpu",
             full_size=200,  # of these, how many have sizes that can be timed, if check_size is not ""
             check_size="light",  # the others have fewer elements: they are only checked
@@ -115,7 +115,7 @@ def get_config() -> ConfigDict:
             samples_per_task=4,
             untimed_samples=1,
             selection_samples=1,
-            summary_samples=4,
+            summary_samples=3,
             skill_share=0.5,
             untimed_skill_share=0.3,
             balance_skills=False,
@@ -124,7 +124,7 @@ def get_config() -> ConfigDict:
     # shares: how the rows of a batch are divided over the agents, whose rows are then repeated as often as that takes; all 0: rows as
     # they come.
     c.sft = ConfigDict(
-        dict(steps=360, batch=16, optimizer="muon", lr=8e-3, warmup=20, weight_decay=0.01, max_tokens=512, clip_norm=1.0,
+        dict(steps=460, batch=16, optimizer="muon", lr=8e-3, warmup=20, weight_decay=0.01, max_tokens=512, clip_norm=1.0,
              microbatch=8, checkpoint_every=50, shares=dict(policy=0.0, selection=0.0, summary=0.0))
     )  # fmt: skip
 
@@ -150,7 +150,7 @@ def get_config() -> ConfigDict:
     )
     c.rl = ConfigDict(
         dict(
-            steps=20,
+            steps=24,
             epochs=1,  # updates from one step's rollouts; beyond the first, clipping bounds them
             only=("mlp", "heads"),  # modules that RL changes; () for all. Attention holds what copies the task, and needs no change
             optimizer="adamw",
