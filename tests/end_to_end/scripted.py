@@ -45,11 +45,12 @@ class ScriptedClient:
             raise Killed
         self.judged += 1
         digest = hashlib.sha256(f"{task.name}{candidate.source}".encode()).digest()
-        ok = digest[0] > 60
+        untimed = options is not None and options.timing == "none"
+        ok = digest[0] > (150 if untimed else 60)
         speedup = 0.5 + digest[1] / 64 + (4.0 if "skilled" in candidate.source else 0.0)
         if not ok:
             return EvaluationResult(id="x", state="done", stage="built", outcome="incorrect", feedback="incorrect max err 1.0")
-        if options is not None and options.timing == "none":
+        if untimed:
             return EvaluationResult(id="x", state="done", stage="correct", outcome="ok", feedback="correct", reward=Reward(total=0.5))
         span = Span(median_ms=1.0, low_ms=0.9, high_ms=1.1, samples=5)
         timing = Timing(candidate=span, baselines={"eager": span}, speedup=speedup, noisy=False, bound_by="wall")
