@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from sandbox.jail.device import Device
+from sandbox.jail.fresh import outputs_of
 
 LAUNCHES = 9
 
@@ -76,7 +77,7 @@ class ArenaCalls:
             elif twice:
                 self.launch_ms = self._launch_ms()
         if self._replay is None:
-            self._held, self._copy_all = [], False
+            self._copy_all = False
             self._do_in_pool()
             self._copy_all = _share_memory(self._held)
 
@@ -90,6 +91,8 @@ class ArenaCalls:
         span_ms = self._timed(work)
         if self._twice:
             self.warm_ms = self._timed(work)
+        if self._replay and self.left:
+            return span_ms  # a recording leaves its outputs in the same places every time
         first = self._memory.data_ptr()
         self.left = [[(output.data_ptr() - first, list(output.stride())) for output in held] for held in self._held]
         return span_ms
@@ -121,11 +124,8 @@ class ArenaCalls:
 
     def _settled(self, result: Any, places: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """One call's outputs where they may stay until they are read."""
-        outputs = list(result) if isinstance(result, (list, tuple)) else [result]
         settled = []
-        for place, output in zip(places, outputs, strict=True):
-            if output.shape != place.shape or output.dtype != place.dtype:
-                raise TypeError(f"an output has type {output.dtype} and shape {list(output.shape)}")
+        for place, output in zip(places, outputs_of(result, [(place.shape, place.dtype) for place in places]), strict=True):
             stays = self._pool.holds(output) and not (self._copy_all or output.is_neg() or output.is_conj())
             settled.append(output if stays else place.copy_(output))
         return settled

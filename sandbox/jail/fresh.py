@@ -86,7 +86,7 @@ class FreshCalls:
             start_ns = time.perf_counter_ns()
             result = call(*args)
             first_ns += time.perf_counter_ns() - start_ns
-            held = _outputs(result, kinds)
+            held = outputs_of(result, kinds)
             if any(output.is_neg() or output.is_conj() for output in held):  # still to be computed
                 start_ns = time.perf_counter_ns()
                 held = [output.resolve_conj().resolve_neg() for output in held]
@@ -115,7 +115,7 @@ class FreshCalls:
             start_ns = time.perf_counter_ns()
             result = call(*args)
             span_ns += time.perf_counter_ns() - start_ns
-            for target, output in zip(place, _outputs(result, kinds), strict=True):
+            for target, output in zip(place, outputs_of(result, kinds), strict=True):
                 _copy(target, output)
         return span_ns / 1e6
 
@@ -129,7 +129,7 @@ class FreshCalls:
         return self._buffers[key]
 
 
-def _outputs(result: Any, kinds: Sequence[tuple[torch.Size, torch.dtype]]) -> list[torch.Tensor]:
+def outputs_of(result: Any, kinds: Sequence[tuple[torch.Size, torch.dtype]]) -> list[torch.Tensor]:
     """What a call returned as a list. Raises TypeError where that is not what the task's calls return."""
     found = list(result) if isinstance(result, (list, tuple)) else [result]
     for (shape, dtype), output in zip(kinds, found, strict=True):

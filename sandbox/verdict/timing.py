@@ -39,7 +39,7 @@ def median_interval(samples: Sequence[float], apart: float = 0.0) -> Interval:
     count = len(ordered)
     middle = ordered[count // 2] if count % 2 else (ordered[count // 2 - 1] + ordered[count // 2]) / 2
     rank = 0 if count < 6 else max(0, math.floor(count / 2 - Z95 * math.sqrt(count) / 2))
-    low = ordered[rank] if not apart else min(ordered[rank], max(ordered[rank] - apart, 0.1 * middle))
+    low = min(ordered[rank], max(ordered[rank] - apart, 0.1 * middle))
     return Interval(median=middle, low=low, high=ordered[count - 1 - rank] + apart, samples=count)
 
 

@@ -100,7 +100,7 @@ def test_memory_of_another_process_is_read_in_pieces_or_refused():
 def test_outputs_are_read_as_they_are(call):
     torch.manual_seed(1)
     tensors = [torch.randn(3, 5) for _ in range(4)]
-    right = [fresh._outputs(call(tensor), [(o.shape, o.dtype) for o in _list(call(tensor))]) for tensor in tensors]
+    right = [fresh.outputs_of(call(tensor), [(o.shape, o.dtype) for o in _list(call(tensor))]) for tensor in tensors]
     entries = [describe(output) for output in right[0]]
     left = Runner(call).outputs(entries)
     places = sample_places(entries, random.Random(3))
