@@ -150,7 +150,7 @@ def get_config() -> ConfigDict:
     )
     c.rl = ConfigDict(
         dict(
-            steps=24,
+            steps=20,
             epochs=1,  # updates from one step's rollouts; beyond the first, clipping bounds them
             only=("mlp", "heads"),  # modules that RL changes; () for all. Attention holds what copies the task, and needs no change
             optimizer="adamw",

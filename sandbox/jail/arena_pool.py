@@ -65,19 +65,13 @@ class ArenaPool:
         self._functions = _ALLOCATE(self._allocate), _RELEASE(self._release)
         addresses = [ctypes.cast(function, ctypes.c_void_p).value for function in self._functions]
         self._allocator = torch._C._cuda_customAllocator(*addresses)
-        self._spoilt: list[Any] = []
         self.pool = torch.cuda.MemPool(self._allocator)
 
-    def renew(self, *, spoilt: bool = False) -> None:
+    def renew(self) -> None:
         """Goes on with another pool of PyTorch's in the same area: each takes one capture and no more.
 
         What recordings have made in the one before must be gone; its memory is free again then.
-
-        Args:
-          spoilt: a capture has failed in the one before, which PyTorch can't end; what lies in it stays.
         """
-        if spoilt:
-            self._spoilt.append(self.pool)
         self.pool = None
         self.pool = torch.cuda.MemPool(self._allocator)
 

@@ -115,6 +115,7 @@ class CudaDevice:
     language: str
     honest_clock: bool = True
     _triton: list[OwnKernel] = field(default_factory=list)
+    _driver: Any = None
     _flush: Any = None
     _flushed: Any = None
     busy_ms: float = 0.0
@@ -164,6 +165,7 @@ class CudaDevice:
         self._set_tf32(False, False)
         properties = torch.cuda.get_device_properties(torch.device(self.name))
         size_bytes = max(2 * properties.L2_cache_size, _MIN_FLUSH_BYTES)
+        self._driver = ctypes.CDLL("libcuda.so.1")
         self._flush = torch.zeros(size_bytes // 4, dtype=torch.float32, device=self.name)
         self._flushed = torch.empty((), dtype=torch.float32, device=self.name)
         self._cycles_per_ms = (
@@ -227,30 +229,38 @@ class CudaDevice:
         self.synchronize()
         if pool:
             pool.renew()
+        memory = pool.pool.id if pool else torch.cuda.graph_pool_handle()
         collects = gc.isenabled()
         gc.disable()  # what it finds to free, a capture may not free
         try:
             with torch.cuda.stream(torch.cuda.Stream(self.name)):
-                graph.capture_begin(**({"pool": pool.pool.id} if pool else {}))
+                graph.capture_begin(pool=memory)
                 try:
                     work()
                 finally:
                     graph.capture_end()
         except Exception as error:
             self.refused = f"{type(error).__name__}: {error}"
-            self._clear_error()
-            if pool:
-                pool.renew(spoilt=True)
+            self._abandon(memory)
             return None
         finally:
             if collects:
                 gc.enable()
         return graph.replay
 
-    def _clear_error(self) -> None:
-        """After a capture that failed: the driver reports it once more, to whoever asks next."""
+    def _abandon(self, memory: tuple[int, int]) -> None:
+        """Ends what a capture that failed has begun with PyTorch's allocator, and clears its error: the driver reports
+        that once more, to whoever asks next.
+
+        Args:
+          memory: the capture's pool.
+        """
         import torch
 
+        index = torch.device(self.name).index
+        with contextlib.suppress(RuntimeError):  # the capture had not even begun
+            torch._C._cuda_endAllocateToPool(index, memory)
+            torch._C._cuda_releasePool(index, memory)
         with contextlib.suppress(RuntimeError):
             torch.zeros(1, device=self.name).add_(1)
         self.synchronize()
@@ -263,10 +273,12 @@ class CudaDevice:
     def profile(self, call: Callable[..., Any], args: Sequence[Any]) -> list[KernelSample]:
         """Device work of one call by CUPTI, one sample for each kind of launch, longest first; may be empty.
 
-        Later launches of this process are slower: profile after timing.
+        The caches are cleared before, as for timed calls. Later launches of this process are slower: profile after
+        timing.
         """
         with self._default_precision():
             call(*args)
+            self._clear_caches()
             self.synchronize()
             with _device_profiler() as session:
                 call(*args)
@@ -352,16 +364,12 @@ class CudaDevice:
         import torch
 
         kept, cycles = None, int(self._pause_ms * self._cycles_per_ms)
-        reset = ctypes.CDLL("libcuda.so.1").cuCtxResetPersistingL2Cache
         pairs = [_event_pair() for _ in arguments]
         stream = torch.cuda.default_stream(self.name)
         self.synchronize()
         start_ns = ahead_ns = time.perf_counter_ns()
         for index, (args, pair) in enumerate(zip(arguments, pairs, strict=True)):
-            code = reset()
-            if code not in (0, _NOT_SUPPORTED):
-                raise RuntimeError(f"persisting lines of the L2 cache can't be reset: the driver answers {code}")
-            torch.sum(self._flush, dim=0, out=self._flushed)
+            self._clear_caches()
             if cycles:
                 torch.cuda._sleep(cycles)
             pair[0].record(stream)
@@ -380,6 +388,15 @@ class CudaDevice:
             self._pause_ms = min(PAUSE_MARGIN * host_ms, MAX_PAUSE_MS)
         event_ms = sum(first.elapsed_time(last) for first, last in pairs)
         return CudaBlock(span_ms=event_ms, kept=kept, event_ms=event_ms, wall_ms=wall_ms, bound_by="device")
+
+    def _clear_caches(self) -> None:
+        """Lines of the L2 cache that persist become ordinary ones, and all are replaced."""
+        import torch
+
+        code = self._driver.cuCtxResetPersistingL2Cache()
+        if code not in (0, _NOT_SUPPORTED):
+            raise RuntimeError(f"persisting lines of the L2 cache can't be reset: the driver answers {code}")
+        torch.sum(self._flush, dim=0, out=self._flushed)
 
     def _back_to_back(
         self, call: Callable[..., Any], arguments: Sequence[Sequence[Any]], keep: int | None

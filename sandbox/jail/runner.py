@@ -284,7 +284,7 @@ class Runner:
         with torch.no_grad():
             calls = self.arena_calls = ArenaCalls(
                 self.device, self.call, prepared, self.arena.memory, self.pool, twice=order["twice"],
-                record=order["record"] and not self.refused,  # once: what a failed recording has taken of the pool stays taken
+                record=order["record"] and not self.refused,  # once: the next would be refused as well
             )  # fmt: skip
         self.refused = self.refused or calls.refused
         refused = self.refused if order["record"] else ""

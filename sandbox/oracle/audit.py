@@ -66,7 +66,7 @@ def audit(
       AuditFailed: a call left a wrong output. What an order raises; TaskRejected when the reference fails.
     """
     calls = len(blocks[0].calls)
-    found = Audit(calls=calls, launch_ms=ours.launch_ms)
+    found = Audit(calls=calls, launch_ms=ours.launch_ms, apart_ms=ours.apart_ms)
     for number, block in enumerate(rng.sample(blocks, len(blocks))):
         places = sample_places(ours.entries, rng)
         run = theirs.run(block, places, left_s())

@@ -280,6 +280,7 @@ class Judge:
             empty_eager = self._loader.empty_call(job.task.device, "eager")
             own_kind = "triton" if job.candidate.language == "triton" else "eager"
             empty = self._loader.empty_call(job.task.device, own_kind)
+            gap_ms = self._loader.empty_call(job.task.device, "none").span_ms
             deadline = time.monotonic() + options.time_s
 
             def left() -> float:
@@ -295,7 +296,7 @@ class Judge:
                         which=name,
                         flushed=on_gpu,
                         launch_ms=empty_eager.launch_ms,
-                        gap_ms=empty_eager.gap_ms,
+                        gap_ms=gap_ms,
                     )
                     for name in options.baselines
                 }
@@ -306,7 +307,7 @@ class Judge:
                         deadline=left,
                         flushed=on_gpu,
                         launch_ms=empty.launch_ms,
-                        gap_ms=empty_eager.gap_ms,
+                        gap_ms=gap_ms,
                     )
                     verdict.timing = measure(
                         side,

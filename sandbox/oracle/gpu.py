@@ -35,7 +35,7 @@ CONTEXT_BYTES = 2 << 30
 PROFILE_EXCESS = 1.5
 PROFILE_SLACK_MS = 0.01
 LAUNCH_S = 60.0
-LAUNCH_CALLS, GAP_BLOCKS = 200, 5
+LAUNCH_CALLS, SPAN_BLOCKS = 200, 5
 EMPTY_CALLS = """
 import torch
 import triton
@@ -58,6 +58,11 @@ class TritonCall(torch.nn.Module):
 class EagerCall(torch.nn.Module):
     def forward(self, x):
         return x + 1
+
+
+class NoCall(torch.nn.Module):
+    def forward(self, x):
+        return x
 """
 
 
@@ -127,8 +132,8 @@ def measure_coverage(
 def raise_to_profile(timing: Timing, busy_ms: float) -> Timing:
     """The timing, raised where the profile shows that a call keeps the device busy for longer than its span.
 
-    That is work on streams that the events around a call do not see. The profiler slows kernels a little and
-    finds caches warm, so only a clear excess (`PROFILE_EXCESS`) counts.
+    That is work on streams that the events around a call do not see. The profiler slows kernels a
+    little, so only a clear excess (`PROFILE_EXCESS`) counts.
     """
     span = timing.candidate
     if busy_ms <= PROFILE_EXCESS * span.median_ms + PROFILE_SLACK_MS:
@@ -155,7 +160,8 @@ def load_empty_call(order: Callable[..., Message], device: str, kind: str) -> No
     Args:
         order: Sends an order to a fresh runner, which executes nothing but the trusted source above.
         device: Such as `cuda:0`.
-        kind: `triton` for a call that launches one empty kernel, `eager` for one operation on one element.
+        kind: `triton` for a call that launches one empty kernel, `eager` for one operation on one element, `none` for a
+          call that launches nothing.
 
     Raises:
         JailError: The runner failed.
@@ -164,7 +170,7 @@ def load_empty_call(order: Callable[..., Message], device: str, kind: str) -> No
         "load_module",
         LAUNCH_S,
         source=EMPTY_CALLS,
-        entry_point={"triton": "TritonCall", "eager": "EagerCall"}[kind],
+        entry_point={"triton": "TritonCall", "eager": "EagerCall", "none": "NoCall"}[kind],
         dtype="float32",
         device=device,
         language="triton",
@@ -185,12 +191,12 @@ class EmptyCall:
 
     Attributes:
       launch_ms: back to back, on the oracle's clock (upper bound).
-      gap_ms: between the events around a call, beyond what its kernel takes: the device's own way from one event
-        over the launch to the next.
+      span_ms: between the events around it. Of a call that launches nothing it is what the events themselves take: the
+        device's own counters show as much less for a kernel than the events around it.
     """
 
     launch_ms: float
-    gap_ms: float
+    span_ms: float
 
 
 def measure_empty_call(order: Callable[..., Message]) -> EmptyCall:
@@ -198,20 +204,12 @@ def measure_empty_call(order: Callable[..., Message]) -> EmptyCall:
 
     Raises:
         JailError: The runner failed.
-        ValueError: Its profile shows no kernel.
     """
     side = Side(order=order, slots=[0], deadline=lambda: LAUNCH_S, flushed=True, calls=LAUNCH_CALLS)
     side.block(LAUNCH_CALLS, flush=False)
     measure_slopes([side])
-    launch_ms = max(side.slopes_ms(0.5))
-    spans_ms = sorted(side.block(LAUNCH_CALLS)[0] / LAUNCH_CALLS for _ in range(GAP_BLOCKS))
-    # Last: a profiler slows every later launch.
-    order("start_profiler", LAUNCH_S)
-    events = [_event(entry) for entry in _list(order("profile", LAUNCH_S, slot=0).header, "kernels")]
-    kernel_ms = sum(event.ms for event in events)
-    if not kernel_ms:
-        raise ValueError("the profile of an empty call shows no kernel")
-    return EmptyCall(launch_ms=launch_ms, gap_ms=max(0.0, spans_ms[GAP_BLOCKS // 2] - kernel_ms))
+    spans_ms = sorted(side.block(LAUNCH_CALLS)[0] / LAUNCH_CALLS for _ in range(SPAN_BLOCKS))
+    return EmptyCall(launch_ms=max(side.slopes_ms(0.5)), span_ms=spans_ms[SPAN_BLOCKS // 2])
 
 
 def compile_for(order: Callable[..., Message], slot: int, timeout_s: float, arch: str) -> CompileReport:

@@ -51,7 +51,7 @@ class LeftOutputs:
       Unreadable. OutputsLost (or what `failing` makes). What an order raises.
     """
 
-    launch_ms = 0.0
+    launch_ms = apart_ms = 0.0
 
     def __init__(
         self,

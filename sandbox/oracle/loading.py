@@ -51,7 +51,7 @@ from sandbox.verdict import feedback
 log = logging.getLogger("sandbox.oracle")
 LAUNCH_MEMORY_BYTES = 8 << 30
 MAX_ARENA_BYTES, ARENA_SLACK_BYTES = 8 << 30, 1 << 20
-ARENA_CALLS, USUAL_PART_BYTES, LEAST_PART_BYTES = 16, 128 << 20, 24 << 20
+ARENA_CALLS, USUAL_PART_BYTES, LEAST_PART_BYTES = 64, 256 << 20, 24 << 20
 ARENA_S = 60.0
 COMPILE_SLOT = 1001
 """Slot of the inputs on which kernels are compiled ahead of time."""
@@ -320,10 +320,10 @@ class Loader:
           BuildUnavailable: it cannot be measured.
         """
         if device == "cpu":
-            return EmptyCall(launch_ms=0.0, gap_ms=0.0)
+            return EmptyCall(launch_ms=0.0, span_ms=0.0)
         if (device, kind) not in self._empty_calls:
             facts = self._measured_once(
-                device, ("empty call 1", kind, EMPTY_CALLS), lambda: asdict(self._measure_empty_call(device, kind))
+                device, ("empty call 2", kind, EMPTY_CALLS), lambda: asdict(self._measure_empty_call(device, kind))
             )
             self._empty_calls[device, kind] = EmptyCall(**facts)
         return self._empty_calls[device, kind]

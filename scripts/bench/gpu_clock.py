@@ -31,7 +31,6 @@ from sandbox.build.artifacts import ArtifactStore
 from sandbox.client import SandboxClient
 from sandbox.oracle.clock import PLANS, Side, measure
 from sandbox.oracle.draft import Job
-from sandbox.oracle.gpu import EmptyCall
 from sandbox.oracle.loading import Loader
 from sandbox.protocol import Candidate, Options, TaskSpec
 
@@ -116,20 +115,20 @@ def self_mode() -> list[dict]:
         )  # fmt: skip
         try:
             loader.start()
-            empty = loader.empty_call("cuda:0", "eager")
-            print(json.dumps({"launch_us": 1e3 * empty.launch_ms, "gap_us": 1e3 * empty.gap_ms}), flush=True)
+            launch_ms, gap_ms = loader.empty_call("cuda:0", "eager").launch_ms, loader.empty_call("cuda:0", "none").span_ms
+            print(json.dumps({"launch_us": 1e3 * launch_ms, "gap_us": 1e3 * gap_ms}), flush=True)
             for case in (c for c in cases() if c.name in SELF):
                 task = TaskSpec(reference=case.task, name=case.name, device="cuda:0")
                 job = Job(id=case.name, task=task, candidate=Candidate(source=case.kernel, language="triton"), options=Options())
                 for number in range(SELF_PAIRS):
-                    rows.append({"task": case.name, "pair": number, **_against_itself(loader, job, empty)})
+                    rows.append({"task": case.name, "pair": number, **_against_itself(loader, job, launch_ms, gap_ms)})
                     print(json.dumps(rows[-1]), flush=True)
         finally:
             loader.close()
     return rows
 
 
-def _against_itself(loader: Loader, job: Job, empty: EmptyCall) -> dict:
+def _against_itself(loader: Loader, job: Job, launch_ms: float, gap_ms: float) -> dict:
     """One pair of fresh jails with the same reference, timed against each other."""
     pair = [loader.reference(job) for _ in range(2)]
     try:
@@ -140,7 +139,7 @@ def _against_itself(loader: Loader, job: Job, empty: EmptyCall) -> dict:
             sides.append(
                 Side(
                     order=reference.order, slots=[0, 1, 2], deadline=lambda: 60.0, flushed=True,
-                    launch_ms=empty.launch_ms, gap_ms=empty.gap_ms,
+                    launch_ms=launch_ms, gap_ms=gap_ms,
                 )
             )  # fmt: skip
         timing = measure(sides[0], {"eager": sides[1]}, PLANS["full"], random.Random(0))  # as where calls are replayed

@@ -17,7 +17,7 @@ from sandbox.jail.frames import Message
 from sandbox.jail.runner import Runner
 from sandbox.oracle.audit import AuditFailed, audit, on_gpu, rule
 from sandbox.oracle.fresh import Audit, Run
-from sandbox.oracle.fresh_gpu import BLOCKS, MAX_CALLS, ArenaOutputs, calls_of_block, draw_blocks, jittered
+from sandbox.oracle.fresh_gpu import BLOCK_MS, BLOCKS, MAX_CALLS, ArenaOutputs, calls_of_block, draw_blocks, jittered
 from sandbox.oracle.left import OutputsLost
 from sandbox.oracle.reference import Inputs
 from sandbox.protocol import Span, Timing
@@ -120,7 +120,7 @@ def judged(candidate, **how):
 
 def test_an_honest_candidate_passes_and_its_time_is_near_the_references():
     found = judged(lambda x, a: (x * a).clamp_min(0))
-    assert found.calls == 10 and len(found.candidate) == len(found.reference) == BLOCKS - 1
+    assert found.calls == BLOCK_MS / 0.2 and len(found.candidate) == len(found.reference) == BLOCKS - 1
     own, other = found.times_ms()
     assert 0 < own.median < 5 and 0 < other.median < 5
 
@@ -362,7 +362,7 @@ def test_values_change_a_little_stay_in_range_and_never_repeat():
 
 @pytest.mark.parametrize(
     ("eager_ms", "sizes", "half", "calls"),
-    [(0.005, (1000, 1000), 1 << 20, MAX_CALLS), (1.0, (1000, 1000), 1 << 20, 2), (30.0, (1000, 0), 1 << 20, 2),
+    [(0.001, (1000, 1000), 1 << 21, MAX_CALLS), (1.0, (1000, 1000), 1 << 20, 4), (30.0, (1000, 0), 1 << 20, 2),
      (0.01, (1 << 19, 10), 1 << 20, 2), (0.01, (10, 1 << 20), 1 << 20, 1), (0.01, (1 << 21, 10), 1 << 20, 0)],
 )  # fmt: skip
 def test_a_block_has_as_many_calls_as_time_and_room_allow(eager_ms, sizes, half, calls):
@@ -373,3 +373,11 @@ def test_without_arenas_or_room_there_is_no_such_audit():
     plain = SimpleNamespace(call=None, carrier=HostCarrier())
     assert on_gpu(reference(honest), plain, inputs(), 0.1, lambda: 10.0, record=False) is None
     assert parts_of(honest, n_bytes=1 << 13) is None
+
+
+@pytest.mark.parametrize(("gap_ms", "own_ms"), [(1.0, 0.1), (1.25, 0.1), (0.9, 0.1), (1.8, 0.2)])
+def test_what_two_processes_differ_in_between_calls_is_not_held_against_the_candidate(gap_ms, own_ms):
+    theirs = [Run(claim_ms=0.5, wall_ms=0.5 + gap_ms, samples=[]) for _ in range(5)]
+    ours = [Run(claim_ms=1.0, wall_ms=3.0 + gap, samples=[], warm_ms=1.0) for gap in (0.0, 0.05, 0.1, 0.15, 0.3)]
+    own, eager = Audit(calls=5, apart_ms=0.2, candidate=theirs, reference=ours).times_ms()
+    assert own.median == pytest.approx(own_ms) and eager.median == pytest.approx(0.2)
