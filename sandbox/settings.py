@@ -11,6 +11,7 @@ from pathlib import Path
 from sandbox.build import BuildUnavailable
 from sandbox.build.cpp import COMPILE_FLAGS, LINK_FLAGS, find_compiler
 from sandbox.build.signature import RULE
+from sandbox.build.triton_interpreter import interpreter_missing
 from sandbox.jail.plan import Level
 from sandbox.jail.probe import IsolationError, choose
 from sandbox.protocol import (
@@ -159,13 +160,13 @@ def _cpp(settings: Settings) -> LanguageSupport:
 
 
 def _triton(settings: Settings) -> LanguageSupport:
-    installed = importlib.util.find_spec("triton") is not None
+    on_gpu = any(device != "cpu" for device in settings.devices)
+    if importlib.util.find_spec("triton") is None:
+        problem = "triton is not installed: pip install triton"
+    else:
+        problem = "" if on_gpu else interpreter_missing() or ""
     return LanguageSupport(
-        available=installed,
-        forms=["module"],
-        devices=list(settings.devices),
-        timing=any(device != "cpu" for device in settings.devices),
-        problem="" if installed else "triton is not installed: pip install triton",
+        available=not problem, forms=["module"], devices=list(settings.devices), timing=on_gpu, problem=problem
     )
 
 

@@ -2,7 +2,7 @@
 
 `cpp.build_kernel` is the way in for a bare kernel (C++), `roads.ExtensionBuilder` for what a module asks for with
 `load_inline` (C++ and CUDA); both compile in a jail of their own. Triton's JIT compiles in the module's own runner,
-under the hooks of `sandbox.build.triton`.
+under the hooks of `sandbox.build.triton` or, where there is no GPU, `sandbox.build.triton_interpreter`.
 """
 
 from __future__ import annotations

@@ -1,29 +1,17 @@
-"""Triton on a machine without a GPU: what the interpreter can judge, and whether kernels compile for a GPU.
+"""Triton on a machine without a GPU: whether kernels compile for one.
 
-Two things, never in one process, because Triton decides when it is imported whether `@triton.jit` interprets
-or compiles:
-
-* `prepare_interpreter` makes kernels run on CPU tensors, for correctness only. `interpreter_problem` names
-  what the
-  interpreter would compute wrongly (bfloat16) or cannot do at all; such a candidate is refused, not judged
-  wrong.
-* `AotDevice` stands in for a GPU: the candidate's forward runs once on CPU tensors with every launch replaced
-  by the
-  compilation that this very launch would cause on the GPU, down to ptxas. So argument types, divisibility by
-  16, constexprs, num_warps and all configurations of an autotuner are those of a real launch; nothing is
-  guessed from text.
-
-Both run candidate code and belong in a runner. What a kernel computes after ahead-of-time compilation is not
-looked at.
+`AotDevice` stands in for a GPU: the candidate's forward runs once on CPU tensors with every launch replaced by the compilation
+that this very launch would cause on the GPU, down to ptxas. So argument types, divisibility by 16, constexprs, num_warps and all
+configurations of an autotuner are those of a real launch; nothing is guessed from text. What a kernel computes after that is not
+looked at. It runs candidate code and belongs in a runner; where kernels are interpreted, see `sandbox.build.triton_interpreter`.
 """
 
 from __future__ import annotations
 
-import ast
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -41,122 +29,6 @@ _SHARED_LIMIT_BYTES = {
     "sm_120": 99 << 10,
 }
 """Shared memory that one block may use, from the CUDA programming guide's table of compute capabilities."""
-
-
-class InterpreterLimit(RuntimeError):
-    """Triton's interpreter cannot judge this launch; the text says why and where it can be judged."""
-
-
-# ---------------------------------------------------------------- the interpreter
-
-
-def _dotted(node: ast.AST) -> str:
-    parts: list[str] = []
-    while isinstance(node, ast.Attribute):
-        parts.append(node.attr)
-        node = node.value
-    return ".".join([node.id, *reversed(parts)]) if isinstance(node, ast.Name) else ""
-
-
-def _mentions(source: str) -> Iterable[str]:
-    """Dotted names that the code (not its comments or strings) uses or imports."""
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Attribute):
-            yield _dotted(node)
-        elif isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
-
-
-def interpreter_problem(source: str, dtype: str = "float32") -> str | None:
-    """Why Triton's interpreter cannot judge a candidate honestly, or None if it can.
-
-    Args:
-        source: The candidate's module.
-        dtype: The task's floating-point type.
-
-    Returns:
-        One sentence for the feedback. A module that does not parse gives None: loading it gives the better
-        error.
-    """
-    elsewhere = "; judge it on a machine with an NVIDIA GPU (device 'cuda:0')"
-    if dtype == "bfloat16":
-        return (
-            "Triton's interpreter computes bfloat16 wrongly, so a bfloat16 task cannot be judged on this CPU"
-            + elsewhere
-        )
-    try:
-        names = set(_mentions(source))
-    except (SyntaxError, ValueError):
-        return None
-    if any(name in ("tl.bfloat16", "triton.language.bfloat16") for name in names):
-        return "the kernel uses tl.bfloat16, which Triton's interpreter computes wrongly" + elsewhere
-    if any("libdevice" in name.split(".") for name in names):
-        return "the kernel uses libdevice, whose functions return nothing in Triton's interpreter" + elsewhere
-    if any(name.endswith(("testing.do_bench", "driver.active")) for name in names):
-        return (
-            "the module measures on a GPU at run time (do_bench, driver.active), and there is none here"
-            + elsewhere
-        )
-    return None
-
-
-def interpreter_missing() -> str | None:
-    """Why this machine cannot interpret Triton at all, or None if it can. For `doctor` and the
-    capabilities."""
-    from importlib import metadata
-
-    try:
-        triton_version = tuple(int(part) for part in metadata.version("triton").split(".")[:2])
-        numpy_version = tuple(int(part) for part in metadata.version("numpy").split(".")[:2])
-    except metadata.PackageNotFoundError as error:
-        return f"package {error.name} is not installed: pip install triton 'numpy<2.4'"
-    if triton_version <= (3, 6) and numpy_version >= (2, 4):
-        return "triton 3.6 interprets loops wrongly with numpy 2.4 and later: pip install 'numpy<2.4'"
-    return None
-
-
-def prepare_interpreter() -> None:
-    """Makes Triton interpret kernels in this process. Call before anything imports triton.
-
-    An autotuner tries its first configuration only (all compute the same; there is nothing to time here), and
-    a launch with a bfloat16 tensor raises `InterpreterLimit` instead of computing nonsense.
-
-    Raises:
-        RuntimeError: If triton was imported before without the interpreter.
-    """
-    os.environ["TRITON_INTERPRET"] = "1"
-    import torch
-    import triton
-    from triton.runtime import autotuner, interpreter
-
-    if not isinstance(triton.language.sum, interpreter.InterpretedFunction):
-        raise RuntimeError(
-            "triton was imported before its interpreter was asked for: import it after prepare_interpreter"
-        )
-    run_all = autotuner.Autotuner.run
-
-    def run_first(self, *args, **kwargs):
-        self.configs = self.configs[:1]
-        return run_all(self, *args, **kwargs)
-
-    launch = interpreter.GridExecutor.__call__
-
-    def checked_launch(self, *args, **kwargs):
-        for value in (*args, *kwargs.values()):
-            if getattr(value, "dtype", None) is torch.bfloat16:
-                raise InterpreterLimit(
-                    f"kernel {self.fn.__name__} is launched on a bfloat16 tensor, which Triton's interpreter "
-                    "computes wrongly; judge it on a machine with an NVIDIA GPU"
-                )
-        return launch(self, *args, **kwargs)
-
-    autotuner.Autotuner.run = run_first
-    interpreter.GridExecutor.__call__ = checked_launch
-
-
-# ---------------------------------------------------------------- ahead-of-time compilation
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -168,13 +168,13 @@ class CpuDevice:
     def refuse(self, source: str, dtype: str) -> str | None:
         if self.language != "triton":
             return None
-        from sandbox.build.triton import interpreter_problem
+        from sandbox.build.triton_interpreter import interpreter_problem
 
         return interpreter_problem(source, dtype)
 
     def before_load(self) -> None:
         if self.language == "triton":
-            from sandbox.build.triton import prepare_interpreter
+            from sandbox.build.triton_interpreter import prepare_interpreter
 
             prepare_interpreter()
 

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import gc
 import json
 import os
 import shutil
@@ -35,6 +34,7 @@ from typing import Any
 from sandbox.jail import nvml
 from sandbox.jail.cuda_trace import busy_ms, trace_events
 from sandbox.jail.device import Block, KernelSample
+from sandbox.jail.recording import CaptureFailed, record
 from sandbox.verdict.coverage import DeviceEvent, OwnKernel
 
 MEMORY_SHARE = 0.4
@@ -224,46 +224,16 @@ class CudaDevice:
         in the pool, in which earlier recordings must be gone."""
         import torch
 
-        graph = torch.cuda.CUDAGraph()
         self.refused = ""
         self.synchronize()
         if pool:
             pool.renew()
-        memory = pool.pool.id if pool else torch.cuda.graph_pool_handle()
-        collects = gc.isenabled()
-        gc.disable()  # what it finds to free, a capture may not free
         try:
-            with torch.cuda.stream(torch.cuda.Stream(self.name)):
-                graph.capture_begin(pool=memory)
-                try:
-                    work()
-                finally:
-                    graph.capture_end()
-        except Exception as error:
-            self.refused = f"{type(error).__name__}: {error}"
-            self._abandon(memory)
+            return record(work, pool.pool.id if pool else torch.cuda.graph_pool_handle(), torch.device(self.name))
+        except CaptureFailed as error:
+            self.refused = str(error)
+            self.synchronize()
             return None
-        finally:
-            if collects:
-                gc.enable()
-        return graph.replay
-
-    def _abandon(self, memory: tuple[int, int]) -> None:
-        """Ends what a capture that failed has begun with PyTorch's allocator, and clears its error: the driver reports
-        that once more, to whoever asks next.
-
-        Args:
-          memory: the capture's pool.
-        """
-        import torch
-
-        index = torch.device(self.name).index
-        with contextlib.suppress(RuntimeError):  # the capture had not even begun
-            torch._C._cuda_endAllocateToPool(index, memory)
-            torch._C._cuda_releasePool(index, memory)
-        with contextlib.suppress(RuntimeError):
-            torch.zeros(1, device=self.name).add_(1)
-        self.synchronize()
 
     def start_profiler(self) -> None:
         """Loads CUPTI and attaches it to this process."""

@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.build.triton import interpreter_missing, interpreter_problem
+from sandbox import settings
+from sandbox.build.triton_interpreter import interpreter_missing, interpreter_problem
 
 KERNELS = Path(__file__).parents[1] / "gpu" / "kernels"
 
 SCRIPT = """
 import sys, runpy
-from sandbox.build.triton import InterpreterLimit, prepare_interpreter
+from sandbox.build.triton_interpreter import InterpreterLimit, prepare_interpreter
 prepare_interpreter()
 import torch
 add = runpy.run_path(sys.argv[1] + "/add_triton.py")["ModelNew"]()
@@ -38,7 +39,7 @@ def test_the_interpreter_judges_honest_and_wrong_kernels_and_refuses_bfloat16():
 
 
 def test_triton_imported_too_early_is_an_error_not_a_silent_switch():
-    code = "import triton.language; from sandbox.build.triton import prepare_interpreter as p; p()"
+    code = "import triton.language; from sandbox.build.triton_interpreter import prepare_interpreter as p; p()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert "imported before" in done.stderr
 
@@ -72,3 +73,10 @@ def test_a_bfloat16_task_and_a_source_that_does_not_parse():
 
 def test_this_environment_can_interpret():
     assert interpreter_missing() is None
+
+
+def test_a_server_without_a_gpu_says_why_it_cannot_interpret(monkeypatch):
+    monkeypatch.setattr(settings, "interpreter_missing", lambda: "triton 3.6 interprets loops wrongly")
+    offered = settings.capabilities(settings.make_settings(device="cpu", isolation="none")).languages["triton"]
+    assert not offered.available and "interprets loops wrongly" in offered.problem
+
