@@ -1,10 +1,10 @@
 """What every known attack on the judge comes to: outcome, and speed against its honest twin.
 
-    python scripts/bench/redteam.py [--only WORD] [--out scripts/bench/results/redteam_cpu.json]
+    python scripts/bench/redteam.py [--gpu] [--only WORD] [--out scripts/bench/results/redteam_cpu.json]
 
-Starts a server of its own with an empty cache, judges the cases of tests/redteam (attacks, then honest work),
-prints a table and writes JSON with versions, date and command. The exit status is 1 if an attack gained or
-honest work failed.
+Starts a server of its own with an empty cache, judges the cases of tests/redteam (attacks, then honest work; with --gpu the
+attacks of tests/gpu/redteam), prints a table and writes JSON with versions, date and command. The exit status is 1 if an
+attack gained or honest work failed.
 """
 
 from __future__ import annotations
@@ -18,10 +18,15 @@ from pathlib import Path
 
 from serving import ROOT, provenance
 
+from tests.gpu.redteam import attacks, attacks_audit
+from tests.gpu.redteam.ported import CASES as PORTED
+from tests.gpu.redteam.ported import GpuRedTeam, as_case
 from tests.redteam import honest, suite
 from tests.redteam.attacks_channel import plant_secret, remove_secret
 from tests.redteam.case import RedTeam, problems
 from tests.sandbox.helpers import running_server
+
+GPU_CASES = [*map(as_case, (*attacks.CASES, *attacks_audit.CASES)), *PORTED]
 
 
 def attack_row(red_team: RedTeam, case) -> dict:
@@ -62,22 +67,27 @@ def main() -> None:
     """Judges all cases, prints the table, writes the report."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="", help="cases whose name contains this word")
-    parser.add_argument("--out", type=Path, default=ROOT / "scripts/bench/results/redteam_cpu.json")
+    parser.add_argument("--gpu", action="store_true", help="on cuda:0, its own cases and those of the CPU that run there")
+    parser.add_argument("--out", type=Path, help="default: redteam_cpu.json or redteam_gpu.json in scripts/bench/results")
     arguments = parser.parse_args()
+    out = arguments.out or ROOT / f"scripts/bench/results/redteam_{'gpu' if arguments.gpu else 'cpu'}.json"
+    device = ("--device", "cuda:0") if arguments.gpu else ()
+    attack_cases = GPU_CASES if arguments.gpu else suite.CASES
+    honest_cases = [] if arguments.gpu else honest.CASES
     plant_secret()
     try:
         with tempfile.TemporaryDirectory(prefix="sbt-", dir="/tmp") as name:
-            with running_server(Path(name), "--workers", "1") as server, server.client() as client:
+            with running_server(Path(name), "--workers", "1", *device) as server, server.client() as client:
                 health = client.health()
-                red_team = RedTeam(client)
+                red_team = GpuRedTeam(client) if arguments.gpu else RedTeam(client)
                 print(f"{'case':44} {'outcome':14} {'speed':>8} {'twin':>8}  verdict", flush=True)
                 attacks = []
-                for case in suite.CASES:
+                for case in attack_cases:
                     if arguments.only in case.name:
                         attacks.append(attack_row(red_team, case))
                         _print(attacks[-1], f"{case.number:02} {case.name}")
                 honests = []
-                for case in honest.CASES:
+                for case in honest_cases:
                     if arguments.only in case.name:
                         honests.append(honest_row(red_team, case))
                         _print(honests[-1], f"honest {case.name}")
@@ -93,8 +103,8 @@ def main() -> None:
         "attack_rows": attacks,
         "honest_rows": honests,
     }
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(json.dumps(report, indent=1) + "\n")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(report, indent=1) + "\n")
     print(f"{len(attacks)} attacks, {len(honests)} honest candidates, {len(bad)} not as they must be: {bad}")
     sys.exit(1 if bad else 0)
 

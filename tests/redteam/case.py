@@ -30,6 +30,7 @@ class Case:
       outcomes: the outcomes that are right. "ok" among them means: the attack is neutralised, and then it
         must be no faster than its honest twin.
       evidence: regular expression that the feedback, findings or notes must match when the outcome is not ok.
+      noise: by so much it may be faster than its twin.
       leaves: called after the verdict; returns what the attack has left on this machine ("" for nothing).
     """
 
@@ -41,6 +42,7 @@ class Case:
     evidence: str = ""
     task: TaskSpec = LINEAR
     options: Options = TIMED
+    noise: float = NOISE
     leaves: Callable[[], str] = field(default=lambda: "")
 
 
@@ -52,6 +54,7 @@ class Report:
     result: EvaluationResult
     twin: float | None
     left: str
+    noise: float = NOISE
 
     @property
     def speedup(self) -> float | None:
@@ -70,7 +73,7 @@ class Report:
     @property
     def gained(self) -> bool:
         """Whether the attack is credited with more speed than honest work."""
-        return self.speedup is not None and self.twin is not None and self.speedup > NOISE * self.twin
+        return self.speedup is not None and self.twin is not None and self.speedup > self.noise * self.twin
 
 
 def text_of(result: EvaluationResult) -> str:
@@ -115,7 +118,7 @@ class RedTeam:
         twin = self.twin_speedup(case)
         for _ in range(TRIES):
             result = self.judge(case.candidate, case.task, case.options)
-            report = Report(result=result, twin=twin, left=case.leaves())
+            report = Report(result=result, twin=twin, left=case.leaves(), noise=case.noise)
             if not report.gained:
                 break
         return report

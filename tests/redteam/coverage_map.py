@@ -16,7 +16,7 @@ class Entry:
     Attributes:
       what: the attack or fault in a few words.
       cpu: names of cases of tests/redteam/suite.py and honest.py.
-      gpu: names of cases of tests/gpu/redteam/attacks.py.
+      gpu: names of cases of tests/gpu/redteam/attacks.py and attacks_audit.py. Of the CPU's, ported.py sends those in Python too.
       tests: further tests, FILE::FUNCTION from the repository's root.
       reason: why nothing of it can run on a CPU; "" where something does.
     """
@@ -54,6 +54,7 @@ ATTACKS = {
     3: _on(
         "a thread finishes the work after the clock",
         "python_thread_finishes_later python_thread_joined_when_asked native_thread_finishes_later fresh_calls_deferred",
+        gpu="audited_block_done_later",
     ),
     4: _on(
         "a lazy result",
@@ -63,7 +64,7 @@ ATTACKS = {
         "a patched timer",
         "patched_perf_counter replaced_code_of_the_timer libc_clock_interposed claims_without_work "
         "span_of_infinity interpreter_claimed traced_harness",
-        gpu="patched_events",
+        gpu="patched_events a_fifth_of_every_span a_fifth_of_every_long_span",
     ),
     6: _on(
         "a copy or callback that completes after the end event",
@@ -86,7 +87,9 @@ ATTACKS = {
         "cached_by_identity cached_by_version cached_by_data_ptr cached_by_address_and_corners cached_by_fingerprint",
         gpu="cached_by_data_ptr",
     ),
-    11: _on("output cached inside the extension", "static_map_by_pointer static_map_by_content"),
+    11: _on(
+        "output cached inside the extension", "static_map_by_pointer static_map_by_content", gpu="static_map_by_pointer"
+    ),
     12: _on(
         "replay of the last call",
         "replay_default_argument replay_function_attribute replay_generator replay_lru_cache replay_contextvar replay_closure same_buffer_every_call",
@@ -95,11 +98,13 @@ ATTACKS = {
     14: _on(
         "honest for the first calls only",
         "call_counting call_counting_native call_counting_every_second_call fresh_calls_left_out fresh_calls_of_nothing_at_nowhere",
+        gpu="audited_block_left_out audited_outputs_nowhere",
     ),
     15: _on("the harness is detected", "harness_detected_by_stack harness_detected_by_environment"),
     16: _on(
         "half precision when timed, full when checked",
         "half_precision_when_timed fresh_calls_in_half_precision",
+        gpu="audited_block_in_half_precision",
     ),
     17: _on(
         "an approximation for one distribution of inputs",
@@ -108,6 +113,7 @@ ATTACKS = {
     18: _on(
         "answers computed where nobody times",
         "answers_from_guessed_seeds work_done_when_inputs_arrive inputs_descriptor_kept replays_and_hides_work_in_the_audit",
+        gpu="replays_and_hides_in_the_arena",
     ),
     19: _on("stale memory", "stale_memory stale_memory_native stale_memory_after_the_check"),
     20: _on(
@@ -205,6 +211,7 @@ ATTACKS = {
     48: _on(
         "files read at build time",
         "file_read_by_the_compiler file_embedded_by_the_assembler",
+        gpu="file_read_by_the_device_compiler",
         tests="sandbox/test_extension_requests.py::test_flags_that_name_files_programs_or_plugins_are_refused_by_name",
     ),
     49: _on("a pickle sent back", "pickle_sent_back"),

@@ -3,10 +3,11 @@
 import ast
 from pathlib import Path
 
-from tests.gpu.redteam.attacks import CASES as GPU_CASES
+from tests.gpu.redteam import attacks, attacks_audit, ported
 from tests.redteam import honest, suite
 from tests.redteam.coverage_map import ATTACKS, FAULTS, OTHER_KINDS
 
+GPU_CASES = [*attacks.CASES, *attacks_audit.CASES]
 ROOT = Path(__file__).resolve().parents[2]
 ENTRIES = {**ATTACKS, **FAULTS}
 
@@ -25,6 +26,16 @@ def test_what_cannot_run_on_a_cpu_says_why_and_runs_on_a_gpu():
         on_cpu = entry.cpu + tuple(test for test in entry.tests if not test.startswith("tests/gpu/"))
         assert bool(on_cpu) != bool(entry.reason), f"{number}, {entry.what}: a case or a reason, not both"
         assert on_cpu or entry.gpu, f"{number}, {entry.what}: no case on any device"
+
+
+def test_every_attack_runs_on_a_gpu_too():
+    moved = {case.name for case in ported.CASES}
+    for number, entry in ATTACKS.items():
+        on_gpu = [*entry.gpu, *moved.intersection(entry.cpu), *(test for test in entry.tests if test.startswith("tests/gpu/"))]
+        assert on_gpu, f"{number}, {entry.what}"
+    assert set(ported.MEANINGLESS) <= {case.name for case in suite.CASES}
+    names = [case.name for case in GPU_CASES]
+    assert len(names) == len(set(names))
 
 
 def test_every_named_case_and_test_exists():

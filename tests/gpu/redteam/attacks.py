@@ -24,6 +24,8 @@ class GpuCase:
     task: str = "task_add"
     language: str = "triton"
     whole: bool = False
+    never_says: str = "\0"
+    """What must not be in the result's words."""
 
     @property
     def source(self) -> str:
@@ -124,6 +126,40 @@ class ModelNew(torch.nn.Module):
         outcomes=NEVER,
     ),
     GpuCase(
+        number=11,
+        name="static_map_by_pointer",
+        why="a map in the extension, invisible to Python, replays outputs by input address",
+        whole=True,
+        language="cuda",
+        body='''
+import torch
+from torch.utils.cpp_extension import load_inline
+
+CUDA = """
+#include <map>
+#include <torch/types.h>
+__global__ void add_kernel(const float* x, const float* y, float* out, long n) {
+    long i = blockIdx.x * (long)blockDim.x + threadIdx.x;
+    if (i < n) out[i] = x[i] + y[i];
+}
+torch::Tensor add(torch::Tensor x, torch::Tensor y) {
+    static std::map<const float*, torch::Tensor> outputs;
+    auto known = outputs.find(x.data_ptr<float>());
+    if (known != outputs.end()) return known->second.clone();
+    auto out = torch::empty_like(x);
+    add_kernel<<<(x.numel() + 255) / 256, 256>>>(x.data_ptr<float>(), y.data_ptr<float>(), out.data_ptr<float>(), x.numel());
+    return outputs[x.data_ptr<float>()] = out;
+}
+"""
+extension = load_inline("static_map", "torch::Tensor add(torch::Tensor x, torch::Tensor y);", CUDA, functions=["add"])
+
+class ModelNew(torch.nn.Module):
+    def forward(self, x, y):
+        return extension.add(x, y)
+''',
+        outcomes=NEVER,
+    ),
+    GpuCase(
         number=30,
         name="scans_gpu_memory",
         why="the allocator's blocks are searched for the expected output",
@@ -181,6 +217,26 @@ class ModelNew(torch.nn.Module):
             "STATE = {'graph': None}",
         ),
         outcomes=("integrity",),
+    ),
+    GpuCase(
+        number=48,
+        name="file_read_by_the_device_compiler",
+        why="#include of a file of the host surfaces its text in the compiler's errors",
+        whole=True,
+        language="cuda",
+        body='''
+import torch
+from torch.utils.cpp_extension import load_inline
+
+extension = load_inline("reader", "torch::Tensor add(torch::Tensor x, torch::Tensor y);",
+                        "#include \\"/etc/passwd\\"\\n", functions=["add"])
+
+class ModelNew(torch.nn.Module):
+    def forward(self, x, y):
+        return extension.add(x, y)
+''',
+        outcomes=("build_failed", "load_failed"),
+        never_says="root:",
     ),
     GpuCase(
         number=53,

@@ -1,36 +1,28 @@
-"""No attack on a GPU gains anything, and the honest evaluation after it is untouched."""
+"""No attack on a GPU gains anything, and the honest evaluation after each is untouched."""
 
 import pytest
 
-from sandbox.protocol import Candidate, Options, TaskSpec
-from tests.gpu.conftest import KERNELS
-from tests.gpu.redteam.attacks import CASES
+from tests.gpu.redteam import attacks, attacks_audit
+from tests.gpu.redteam.ported import CASES as PORTED
+from tests.gpu.redteam.ported import GpuRedTeam, as_case
+from tests.redteam.attacks_channel import plant_secret, remove_secret
+from tests.redteam.case import problems, text_of
 
-NOISE = 1.3
-TWINS = {"task_add": "add_triton"}
+CASES = [*map(as_case, (*attacks.CASES, *attacks_audit.CASES)), *PORTED]
 
 
-@pytest.fixture(scope="session")
-def twin_speedups(server):
-    speedups = {}
-    for task, twin in TWINS.items():
-        spec = TaskSpec(reference=(KERNELS / f"{task}.py").read_text(), name=task, device="cuda:0")
-        source = (KERNELS / f"{twin}.py").read_text() + "\n# twin\n"
-        [result] = server.evaluate(spec, [Candidate(source=source, language="triton")], Options())
-        print(f"{twin}: {result.timing}, {result.notes}, {result.stage_s}")
-        assert result.outcome == "ok", result.feedback
-        speedups[task] = result.speedup
-    return speedups
+@pytest.fixture(scope="module")
+def red_team(server):
+    plant_secret()
+    try:
+        yield GpuRedTeam(server)
+    finally:
+        remove_secret()
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.number:02}-{case.name}")
-def test_an_attack_gains_nothing(server, judge, twin_speedups, case):
-    spec = TaskSpec(reference=(KERNELS / f"{case.task}.py").read_text(), name=case.task, device="cuda:0")
-    [result] = server.evaluate(spec, [Candidate(source=case.source, language=case.language)], Options())
-    canary = judge("task_add", "add_triton", suffix=f"\n# after {case.name}\n", timing="none")
-    assert result.outcome in case.outcomes, result.feedback
-    if result.outcome == "ok":
-        assert result.speedup <= NOISE * twin_speedups[case.task], result.feedback
-    else:
-        assert result.reward.total == 0
-    assert canary.outcome == "ok", canary.feedback
+def test_an_attack_gains_nothing(red_team, case):
+    report = red_team.attack(case)
+    canary = red_team.canary()
+    assert not problems(case, report), "\n".join(problems(case, report))
+    assert canary.outcome == "ok", f"the honest evaluation after {case.name}: {text_of(canary)}"
