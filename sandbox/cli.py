@@ -1,4 +1,5 @@
-"""Command line: `serve` runs a server, `eval` judges one file, `doctor` reports on this machine."""
+"""Command line: `serve` runs a server, `eval` judges one file, `gateway` serves KernelGYM's clients, `doctor` reports on this
+machine."""
 
 from __future__ import annotations
 
@@ -84,6 +85,15 @@ def _parser() -> argparse.ArgumentParser:
     _server_arguments(evaluate)
     evaluate.set_defaults(run=_eval)
 
+    gateway = commands.add_parser("gateway", help="KernelGYM's HTTP API over TCP in front of a running server")
+    gateway.add_argument("--socket", required=True, type=Path, help="of the server")
+    gateway.add_argument("--listen", default="127.0.0.1:8000", help="HOST:PORT (default: %(default)s)")
+    gateway.add_argument(
+        "--token-file", type=Path, help="holds what clients must put before the host in their URL (default: $SANDBOX_TOKEN)"
+    )
+    gateway.add_argument("--log-level", default="warning", choices=["debug", "info", "warning", "error"])
+    gateway.set_defaults(run=_gateway)
+
     doctor = commands.add_parser("doctor", help="report what this machine offers and what is missing")
     doctor.set_defaults(run=_doctor)
     return parser
@@ -131,6 +141,21 @@ def _serve(arguments: argparse.Namespace) -> int:
             )
         serve(settings, arguments.socket, log_level=arguments.log_level)
     except (SettingsError, ServerError) as error:
+        raise UsageError(str(error)) from error
+    return 0
+
+
+def _gateway(arguments: argparse.Namespace) -> int:
+    from sandbox.compat.kernelgym import GatewayError, serve
+
+    token = _read(arguments.token_file).strip() if arguments.token_file else os.environ.get("SANDBOX_TOKEN")
+    if arguments.token_file and not token:
+        raise UsageError(f"{arguments.token_file} is empty")
+    with SandboxClient(arguments.socket, retry_for_s=START_S) as client:
+        client.health()
+    try:
+        serve(arguments.socket, arguments.listen, token or None, log_level=arguments.log_level)
+    except GatewayError as error:
         raise UsageError(str(error)) from error
     return 0
 

@@ -195,11 +195,12 @@ class Timing(_Reply):
 
 
 class KernelTime(_Reply):
-    """A kernel's share of the device time of one call."""
+    """A kernel's share of the device time of one call; `own`: it is the candidate's."""
 
     name: str
     share: float
     ms: float
+    own: bool = False
 
 
 class Finding(_Reply):

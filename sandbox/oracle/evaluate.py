@@ -242,7 +242,7 @@ class Judge:
         ):
             report = measure_coverage(candidate.call, slot, job.options.time_s, builds.kernels)
         verdict.coverage = report.coverage
-        verdict.kernels = [KernelTime(name=k.name[:200], share=k.share, ms=k.ms) for k in report.kernels]
+        verdict.kernels = [KernelTime(name=k.name[:200], share=k.share, ms=k.ms, own=k.own) for k in report.kernels]
         ruling = judge_coverage(report.coverage, kernels=report.kernels)
         if verdict.timing:
             verdict.timing = raise_to_profile(verdict.timing, report.busy_ms)
