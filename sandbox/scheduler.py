@@ -7,11 +7,12 @@ import asyncio
 import logging
 import secrets
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
 from sandbox.affinity import Affinity
+from sandbox.ledger import Ledger
 from sandbox.metrics import Metrics
 from sandbox.protocol import (
     Candidate,
@@ -24,11 +25,9 @@ from sandbox.protocol import (
     VerificationResult,
 )
 from sandbox.records import (
-    KeyConflict,
     QueueFull,
     Record,
     ShuttingDown,
-    UnknownId,
     copy_verdict,
     digest,
     event,
@@ -37,9 +36,6 @@ from sandbox.workers import Gates, Worker, WorkerSettings
 
 log = logging.getLogger("sandbox.scheduler")
 MAX_ATTEMPTS = 3
-CACHED_VERDICTS = 20_000
-KEPT_RECORDS = 50_000
-KEPT_KEYS = 10_000
 RETRY_AFTER_S = 1.0
 
 
@@ -58,14 +54,11 @@ class Scheduler:
         self._settings, self._n_workers, self.max_queue = settings, workers, max_queue
         self._gates = Gates(shared_limit=max(1, cores))
         self._workers: list[Worker] = []
-        self._records: OrderedDict[str, Record] = OrderedDict()
+        self._ledger = Ledger()
         self._waiting: deque[Record] = deque()
         self._affinity = Affinity()
         self._running: dict[str, tuple[Record, Worker, float]] = {}
         self._leaders: dict[str, Record] = {}
-        self._verdicts: OrderedDict[str, EvaluationResult] = OrderedDict()
-        self._keys: OrderedDict[str, tuple[str, Any]] = OrderedDict()
-        self._verifications: OrderedDict[str, list[tuple[list[str], list[str]]]] = OrderedDict()
         self._watchdog: asyncio.Task | None = None
         self._closing = asyncio.Event()
 
@@ -107,12 +100,12 @@ class Scheduler:
         body = digest(
             "evaluation", task.model_dump(), [c.model_dump() for c in candidates], options.model_dump()
         )
-        known = self._known(client_key, body)
+        known = self._ledger.answer(client_key, body)
         if known is not None:
             return known
         self._make_room(len(candidates))
         ids = [self._add(task, candidate, options).id for candidate in candidates]
-        self._remember(client_key, body, ids)
+        self._ledger.remember_answer(client_key, body, ids)
         self._dispatch()
         return ids
 
@@ -120,7 +113,7 @@ class Scheduler:
         """Queues all arms, control and treated taking turns; returns the verification's id. Raises as
         `submit`."""
         body = digest("verification", request.model_dump(exclude={"client_key"}))
-        known = self._known(request.client_key, body)
+        known = self._ledger.answer(request.client_key, body)
         if known is not None:
             return known
         self._make_room(sum(len(arm.control) + len(arm.treated) for arm in request.arms))
@@ -133,16 +126,14 @@ class Scheduler:
                         side.append(self._add(arm.task, candidates[number], request.options).id)
             arms.append(ids)
         verification_id = f"ver-{secrets.token_hex(8)}"
-        self._verifications[verification_id] = arms
-        while len(self._verifications) > KEPT_KEYS:
-            self._verifications.popitem(last=False)
-        self._remember(request.client_key, body, verification_id)
+        self._ledger.add_verification(verification_id, arms)
+        self._ledger.remember_answer(request.client_key, body, verification_id)
         self._dispatch()
         return verification_id
 
     async def wait(self, evaluation_id: str, wait_s: float) -> EvaluationResult:
         """The result as it is once done, or after `wait_s` seconds. Raises UnknownId, ShuttingDown."""
-        record = self._record(evaluation_id)
+        record = self._ledger.record(evaluation_id)
         if wait_s > 0 and not record.done.is_set():
             events = [asyncio.create_task(one.wait()) for one in (record.done, self._closing)]
             try:
@@ -156,14 +147,12 @@ class Scheduler:
 
     async def wait_verification(self, verification_id: str, wait_s: float) -> VerificationResult:
         """All results of a verification, waiting up to `wait_s` for the last. Raises UnknownId."""
-        arms = self._verifications.get(verification_id)
-        if arms is None:
-            raise UnknownId(verification_id)
+        arms = self._ledger.arms(verification_id)
         deadline = time.monotonic() + wait_s
         ids = [one for arm in arms for side in arm for one in side]
         for one in ids:
             await self.wait(one, max(0.0, deadline - time.monotonic()))
-        results = {one: self._record(one).result for one in ids}
+        results = {one: self._ledger.record(one).result for one in ids}
         states = {result.state for result in results.values()}
         return VerificationResult(
             id=verification_id,
@@ -178,7 +167,7 @@ class Scheduler:
 
     def listen(self, ids: Sequence[str]) -> tuple[asyncio.Queue, list[Record]]:
         """A queue that gets a StageEvent at every change of the given evaluations. Raises UnknownId."""
-        records = [self._record(one) for one in ids]
+        records = [self._ledger.record(one) for one in ids]
         queue: asyncio.Queue = asyncio.Queue()
         for record in records:
             record.listeners.append(queue)
@@ -187,7 +176,7 @@ class Scheduler:
 
     def cancel(self, evaluation_id: str) -> EvaluationResult:
         """Cancels an evaluation; one that is done keeps its verdict. Raises UnknownId."""
-        record = self._record(evaluation_id)
+        record = self._ledger.record(evaluation_id)
         if record.done.is_set():
             return record.result
         record.cancelled = True
@@ -258,12 +247,10 @@ class Scheduler:
             EvaluationResult(id=evaluation_id, language=candidate.language),
             time.monotonic(),
         )
-        self._records[evaluation_id] = record
-        self._forget_old_records()
-        verdict = self._verdicts.get(content)
+        self._ledger.add(record)
+        verdict = self._ledger.verdict(content)
         leader = self._leaders.get(content)
         if verdict is not None:
-            self._verdicts.move_to_end(content)
             self._finish(record, copy_verdict(verdict, record))
         elif leader is not None:
             leader.followers.append(record)
@@ -348,9 +335,7 @@ class Scheduler:
         """A verdict is reached: it is remembered (unless the judge failed) and given to all who asked the
         same."""
         if result.outcome != "infra_error":
-            self._verdicts[record.content] = result
-            while len(self._verdicts) > CACHED_VERDICTS:
-                self._verdicts.popitem(last=False)
+            self._ledger.keep_verdict(record.content, result)
         self._leaders.pop(record.content, None)
         for name, seconds in result.stage_s.items():
             self.metrics.add("sandbox_stage_seconds_total", seconds, stage=name)
@@ -406,31 +391,6 @@ class Scheduler:
                     )
                     worker.kill()
 
-    # ------------------------------------------------------------ bookkeeping
-
-    def _record(self, evaluation_id: str) -> Record:
-        record = self._records.get(evaluation_id)
-        if record is None:
-            raise UnknownId(evaluation_id)
-        return record
-
-    def _known(self, client_key: str | None, body: str) -> Any:
-        if client_key is None or client_key not in self._keys:
-            return None
-        known_body, answer = self._keys[client_key]
-        if isinstance(answer, list) and not all(one in self._records for one in answer):
-            # Older than what is kept: to answer with dead ids would help nobody.
-            return None
-        if known_body != body:
-            raise KeyConflict(f"client_key {client_key!r} was used before with another request")
-        return answer
-
-    def _remember(self, client_key: str | None, body: str, answer: Any) -> None:
-        if client_key is not None:
-            self._keys[client_key] = (body, answer)
-            while len(self._keys) > KEPT_KEYS:
-                self._keys.popitem(last=False)
-
     def _make_room(self, count: int) -> None:
         if len(self._waiting) + count > self.max_queue:
             if count > self.max_queue:
@@ -438,10 +398,3 @@ class Scheduler:
             else:
                 text = f"{len(self._waiting)} evaluations wait, the queue holds {self.max_queue}"
             raise QueueFull(text, RETRY_AFTER_S)
-
-    def _forget_old_records(self) -> None:
-        while len(self._records) > KEPT_RECORDS:
-            oldest = next(iter(self._records.values()))
-            if not oldest.done.is_set():
-                return
-            del self._records[oldest.id]

@@ -28,7 +28,7 @@ from tqdm import tqdm
 
 from dk_jax.evaluation import heldout
 from dk_jax.evaluation.report import write_report
-from dk_jax.generation.sampler import Sampler, SamplerConfig, make_sampler
+from dk_jax.generation.sampler import Sampler, make_sampler
 from dk_jax.metrics import Metrics
 from dk_jax.models.config import AGENTS
 from dk_jax.models.lora import combine
@@ -41,12 +41,12 @@ from dk_jax.sft import training as sft
 from dk_jax.sft.judged import JudgedKernel
 from dk_jax.sft.samples import Sample, to_row
 from dk_jax.skills.library import SkillLibrary
-from dk_jax.train import setup
+from dk_jax.train import setup, updaters
 from dk_jax.train.batch import microbatches
 from dk_jax.train.cold_start import ColdStartData
 from dk_jax.train.credit import assign
 from dk_jax.train.state import Checkpoints, TrainState
-from dk_jax.train.update import LossConfig, Updater, make_optimizer, on_one_device, replicated
+from dk_jax.train.update import Updater, on_one_device, replicated
 from dk_jax.train.workdir import remember_config, remember_weights
 
 log = logging.getLogger(__name__)
@@ -136,14 +136,7 @@ class Run:
     def sft(self) -> TrainState:
         """Cold-start training; returns (or restores) its final state."""
         model, c = self.model, self.cfg.sft
-        updater = Updater(
-            model.static,
-            make_optimizer(
-                lr=c.lr, warmup=c.warmup, steps=c.steps, weight_decay=c.weight_decay, clip_norm=c.clip_norm, decay=True, kind=c.optimizer,
-            ),
-            LossConfig(kind="nll"),
-            streams=self.cfg.learner.streams,
-        )
+        updater = updaters.for_cold_start(self.cfg, model.static)
         state = self._fresh_state(updater)
         checkpoints = Checkpoints(self.workdir / "checkpoints" / "sft", keep=1)
         if checkpoints.latest_step == c.steps:
@@ -182,19 +175,7 @@ class Run:
     def sampler(self, *, temperature: float, top_p: float = 1.0) -> Sampler:
         """A sampler that draws in this way; all of a run share their compiled programs."""
         if self._sampler is None:
-            r = self.cfg.rollout
-            self._sampler = make_sampler(
-                self.model.static,
-                SamplerConfig(
-                    max_new_tokens=max(r.max_policy_tokens, r.max_selection_tokens, r.max_summary_tokens),
-                    eos_id=self.model.codec.eos_id,
-                    max_length_tokens=r.max_context_tokens,
-                    cache_step=r.cache_step,
-                    batch_buckets=tuple(n for n in (8, 32, 64, 128, 256) if n < r.max_rows) + (r.max_rows,),
-                    prompt_buckets=tuple(n for n in (128, 256, 512, 768, 1024, 1536, 2048) if n < r.max_context_tokens)
-                    or (r.max_context_tokens,),
-                ),
-            )
+            self._sampler = make_sampler(self.model.static, setup.sampler_config(self.cfg, self.model.codec.eos_id))
         return self._sampler.drawing(temperature=temperature, top_p=top_p)
 
     def speaker(self, sampler, trainable: Any) -> Speaker:
@@ -246,34 +227,10 @@ class Run:
 
     # --- RL ---------------------------------------------------------------------------------------------------------
 
-    def rl_updater(self) -> Updater:
-        c = self.cfg.rl
-        return Updater(
-            self.model.static,
-            make_optimizer(
-                lr=c.lr,
-                warmup=c.warmup * c.epochs,
-                steps=c.steps * c.epochs,
-                weight_decay=c.weight_decay,
-                clip_norm=c.clip_norm,
-                decay=c.decay,
-                kind=c.optimizer,
-                only=c.only,
-            ),
-            LossConfig(
-                kind="policy",
-                clip_low=c.clip_low,
-                clip_high=c.clip_high,
-                dual_clip=c.dual_clip,
-                temperature=self.cfg.rollout.temperature,
-            ),
-            streams=self.cfg.learner.streams,
-        )
-
     def rl(self, start: Any) -> TrainState:
         """Joint RL from the cold start's parameters (or the newest checkpoint) to `rl.steps`."""
         c = self.cfg.rl
-        updater = self.rl_updater()
+        updater = updaters.for_rl(self.cfg, self.model.static)
         checkpoints = Checkpoints(self.workdir / "checkpoints" / "rl")
         state = self._fresh_state(updater, start)
         restored = checkpoints.restore(state)
@@ -398,7 +355,7 @@ class Run:
 
     def rollout_only(self, path: Path) -> int:
         """Writes the trajectories of the next RL step, with advantages, without learning from them; returns their number."""
-        updater = self.rl_updater()
+        updater = updaters.for_rl(self.cfg, self.model.static)
         state = Checkpoints(self.workdir / "checkpoints" / "rl").restore(self._fresh_state(updater, self.sft().trainable))
         state = state or self._fresh_state(updater, self.sft().trainable)
         self.library.rollback_to(state.step)
@@ -411,7 +368,7 @@ class Run:
     def train_from(self, path: Path) -> dict[str, float]:
         """One update from a file of trajectories, checkpointed as the next RL step. Their rewards stand as they were judged."""
         trajectories = load_trajectories(path)
-        updater = self.rl_updater()
+        updater = updaters.for_rl(self.cfg, self.model.static)
         checkpoints = Checkpoints(self.workdir / "checkpoints" / "rl")
         fresh = self._fresh_state(updater, self.sft().trainable)
         state = checkpoints.restore(fresh) or fresh

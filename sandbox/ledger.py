@@ -1,0 +1,93 @@
+"""What a server remembers: evaluations, the requests that asked for them, and verdicts by content. All of it is bounded."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any
+
+from sandbox.protocol import EvaluationResult
+from sandbox.records import KeyConflict, Record, UnknownId
+
+CACHED_VERDICTS = 20_000
+KEPT_RECORDS = 50_000
+KEPT_KEYS = 10_000
+
+Arms = list[tuple[list[str], list[str]]]
+"""Of a verification: ids of control and treated candidates, arm by arm."""
+
+
+class Ledger:
+    """Evaluations, verifications, clients' keys and verdicts; the oldest go first."""
+
+    def __init__(self) -> None:
+        self._records: OrderedDict[str, Record] = OrderedDict()
+        self._verdicts: OrderedDict[str, EvaluationResult] = OrderedDict()
+        self._keys: OrderedDict[str, tuple[str, Any]] = OrderedDict()
+        self._verifications: OrderedDict[str, Arms] = OrderedDict()
+
+    def add(self, record: Record) -> None:
+        """Keeps a new evaluation; forgets the oldest that is done."""
+        self._records[record.id] = record
+        while len(self._records) > KEPT_RECORDS:
+            oldest = next(iter(self._records.values()))
+            if not oldest.done.is_set():
+                return
+            del self._records[oldest.id]
+
+    def record(self, evaluation_id: str) -> Record:
+        """Raises UnknownId."""
+        record = self._records.get(evaluation_id)
+        if record is None:
+            raise UnknownId(evaluation_id)
+        return record
+
+    def add_verification(self, verification_id: str, arms: Arms) -> None:
+        self._verifications[verification_id] = arms
+        _bound(self._verifications, KEPT_KEYS)
+
+    def arms(self, verification_id: str) -> Arms:
+        """Raises UnknownId."""
+        arms = self._verifications.get(verification_id)
+        if arms is None:
+            raise UnknownId(verification_id)
+        return arms
+
+    def answer(self, client_key: str | None, body: str) -> Any:
+        """What the request with this key was answered, None if there was none.
+
+        Args:
+          body: digest of the request.
+
+        Raises:
+          KeyConflict: it was another request.
+        """
+        if client_key is None or client_key not in self._keys:
+            return None
+        known_body, answer = self._keys[client_key]
+        if isinstance(answer, list) and not all(one in self._records for one in answer):
+            # Older than what is kept: to answer with dead ids would help nobody.
+            return None
+        if known_body != body:
+            raise KeyConflict(f"client_key {client_key!r} was used before with another request")
+        return answer
+
+    def remember_answer(self, client_key: str | None, body: str, answer: Any) -> None:
+        if client_key is not None:
+            self._keys[client_key] = (body, answer)
+            _bound(self._keys, KEPT_KEYS)
+
+    def verdict(self, content: str) -> EvaluationResult | None:
+        """The verdict on this content, if it was judged before."""
+        verdict = self._verdicts.get(content)
+        if verdict is not None:
+            self._verdicts.move_to_end(content)
+        return verdict
+
+    def keep_verdict(self, content: str, result: EvaluationResult) -> None:
+        self._verdicts[content] = result
+        _bound(self._verdicts, CACHED_VERDICTS)
+
+
+def _bound(entries: OrderedDict[str, Any], most: int) -> None:
+    while len(entries) > most:
+        entries.popitem(last=False)
