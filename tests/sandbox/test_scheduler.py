@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from sandbox import ledger
 from sandbox import scheduler as scheduler_module
 from sandbox.protocol import EvaluationResult, Options, TaskSpec, VerificationRequest, VerificationTask
 from sandbox.records import KeyConflict, QueueFull, UnknownId
@@ -182,8 +183,8 @@ def test_keys_and_ids_are_checked():
 
 
 def test_what_is_kept_is_bounded(monkeypatch):
-    monkeypatch.setattr(scheduler_module, "CACHED_VERDICTS", 3)
-    monkeypatch.setattr(scheduler_module, "KEPT_RECORDS", 4)
+    monkeypatch.setattr(ledger, "CACHED_VERDICTS", 3)
+    monkeypatch.setattr(ledger, "KEPT_RECORDS", 4)
 
     async def test(scheduler, worker):
         first = submit(scheduler, "0", key="k")
