@@ -114,7 +114,7 @@ def eval_kernel_against_ref(
     if result.outcome == "infra_error":
         return None
     found = _translated(result, measure_performance)
-    found.metadata.update(device=where, hardware=where)
+    found.metadata["device"] = where
     speedup = result.speedup
     if check_for_excessive_speedup and speedup is not None and speedup > excessive_speedup_threshold:
         found.metadata["excessive_speedup"] = True

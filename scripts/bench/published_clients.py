@@ -49,22 +49,7 @@ def get_inputs():
 def get_init_inputs():
     return []
 """
-RIGHT = """
-import torch
-import triton
-import triton.language as tl
-
-@triton.jit
-def add_kernel(x_ptr, y_ptr, out_ptr, n, BLOCK: tl.constexpr):
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(out_ptr + i, tl.load(x_ptr + i, mask=i < n) + tl.load(y_ptr + i, mask=i < n), mask=i < n)
-
-class ModelNew(torch.nn.Module):
-    def forward(self, x, y):
-        out = torch.empty_like(x)
-        add_kernel[(triton.cdiv(x.numel(), 8192),)](x, y, out, x.numel(), BLOCK=8192)
-        return out
-"""
+RIGHT = (ROOT / "tests/gpu/kernels/add_triton.py").read_text()
 KERNELS = {
     "right": RIGHT,
     "wrong": RIGHT.replace(" + tl.load(y_ptr", " - tl.load(y_ptr"),
@@ -153,6 +138,8 @@ def gateway(server_socket: Path) -> Iterator[str]:
                 break
             except httpx.TransportError:
                 time.sleep(0.1)
+        else:
+            raise SystemExit(f"the gateway does not answer on port {port}")
         yield url
     finally:
         process.terminate()

@@ -31,6 +31,7 @@ class Case:
         must be no faster than its honest twin.
       evidence: regular expression that the feedback, findings or notes must match when the outcome is not ok.
       noise: by so much it may be faster than its twin.
+      tries: it has gained if it gains in all of so many.
       leaves: called after the verdict; returns what the attack has left on this machine ("" for nothing).
     """
 
@@ -43,6 +44,7 @@ class Case:
     task: TaskSpec = LINEAR
     options: Options = TIMED
     noise: float = NOISE
+    tries: int = TRIES
     leaves: Callable[[], str] = field(default=lambda: "")
 
 
@@ -116,7 +118,7 @@ class RedTeam:
     def attack(self, case: Case) -> Report:
         """Judges a case; where it seems to gain, again, because noise gains once and an attack always."""
         twin = self.twin_speedup(case)
-        for _ in range(TRIES):
+        for _ in range(case.tries):
             result = self.judge(case.candidate, case.task, case.options)
             report = Report(result=result, twin=twin, left=case.leaves(), noise=case.noise)
             if not report.gained:

@@ -28,22 +28,7 @@ def get_inputs():
 def get_init_inputs():
     return []
 """
-KERNEL = """
-import torch
-import triton
-import triton.language as tl
-
-@triton.jit
-def add_kernel(x_ptr, y_ptr, out_ptr, n, BLOCK: tl.constexpr):
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(out_ptr + i, tl.load(x_ptr + i, mask=i < n) + tl.load(y_ptr + i, mask=i < n), mask=i < n)
-
-class ModelNew(torch.nn.Module):
-    def forward(self, x, y):
-        out = torch.empty_like(x)
-        add_kernel[(triton.cdiv(x.numel(), 1024),)](x, y, out, x.numel(), BLOCK=1024)
-        return out
-"""
+KERNEL = (ROOT / "tests/gpu/kernels/add_triton.py").read_text()
 WRONG = KERNEL.replace(" + tl.load(y_ptr", " - tl.load(y_ptr")
 TOKEN = "a-token"
 

@@ -12,7 +12,7 @@ from sandbox.protocol import Candidate, EvaluationResult, Options, TaskSpec
 from tests.gpu.conftest import KERNELS
 from tests.gpu.redteam.attacks import GpuCase
 from tests.redteam import suite
-from tests.redteam.case import CHECKED, TIMED, TRIES, Case, RedTeam
+from tests.redteam.case import CHECKED, TIMED, Case, RedTeam, text_of
 
 DEVICE = "cuda:0"
 NOISE = 1.3
@@ -60,6 +60,7 @@ def as_case(case: GpuCase) -> Case:
         task=_task(case.task),
         options=TIMED.model_copy(update={"build_s": 240.0, "memory_bytes": BUILD_BYTES}),
         noise=NOISE,
+        tries=1,
     )
 
 
@@ -88,7 +89,9 @@ class GpuRedTeam(RedTeam):
             return None
         key = (name, case.candidate.form)
         if key not in self._twins:
-            self._twins[key] = max(self.judge(_twin(name), case.task, TIMED).timing.speedup for _ in range(TRIES))
+            result = self.judge(_twin(name), case.task, TIMED)
+            assert result.outcome == "ok", f"the honest twin is judged {result.outcome}: {text_of(result)}"
+            self._twins[key] = result.speedup
         return self._twins[key]
 
     def canary(self) -> EvaluationResult:
