@@ -32,6 +32,8 @@ NVCC_FLAGS = (
     "-DTORCH_API_INCLUDE_EXTENSION_H",
 )
 """What PyTorch compiles CUDA extensions with."""
+HOST_FLAGS = ("-DCUDA_API_PER_THREAD_DEFAULT_STREAM=1",)
+"""For host code beside it: the same as `--default-stream=per-thread` for nvcc."""
 DISASSEMBLER_S = 60.0
 DISASSEMBLER_MEMORY_BYTES = 2 << 30
 LISTING_BYTES = 16 << 20
@@ -50,8 +52,14 @@ def refusal(device: str) -> str | None:
 
 def compile_command(cuda: Cuda, arch: str, host_compiler: str, flags: Sequence[str]) -> list[str]:
     """nvcc with everything but includes and files. A candidate that names an architecture itself gets that
-    one."""
+    one.
+
+    Launches without a stream go to the thread's own default stream, on which a runner does all its work
+    (`sandbox.jail.device_cuda`): so they can be captured.
+    """
     command = [cuda.nvcc, *NVCC_FLAGS, "-ccbin", host_compiler]
+    if not any("default-stream" in flag for flag in flags):
+        command.append("--default-stream=per-thread")
     if not any("arch" in flag or "gencode" in flag for flag in flags):
         command.append(f"-gencode=arch=compute_{arch.removeprefix('sm_')},code={arch}")
     command += ["-Xcompiler", "-fPIC", *flags]

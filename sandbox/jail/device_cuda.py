@@ -2,7 +2,11 @@
 
 Nothing here touches CUDA before `setup`, so a runner forked from a zygote has its context to itself.
 
-Clock of a block. Each call is bracketed by two events on the default stream. Before it, lines of the L2 cache that
+Stream. Everything runs on the thread's own default stream, PyTorch's work because that is made its current stream,
+kernels that extensions launch without a word about streams because they are compiled so (`sandbox.build.cuda`). Unlike
+the legacy default stream it can be captured, and the legacy stream still waits for it and it for the legacy stream.
+
+Clock of a block. Each call is bracketed by two events on that stream. Before it, lines of the L2 cache that
 were set to persist are made ordinary ones, twice as much memory as the cache holds is read, which evicts what the last
 call left and leaves nothing that would have to be written back before the next one's lines fit in, and a pause
 as long as the host needs to launch a call lets the host run ahead, so that what lies between the events is the
@@ -52,6 +56,8 @@ HOST_SAMPLE_CALLS = 16
 CYCLES_PER_MS = 2e6
 """Of a GPU at 2 GHz; where the clock is lower the pause is longer, which does no harm."""
 _MIN_FLUSH_BYTES = 64 << 20
+_PER_THREAD_STREAM = 2
+"""CUDA's handle of the calling thread's default stream (`cudaStreamPerThread`)."""
 _NOT_SUPPORTED = 801
 """The driver's answer where a GPU (or a part of one) has no lines that persist."""
 
@@ -158,6 +164,7 @@ class CudaDevice:
         if not torch.cuda.is_available():
             raise RuntimeError(f"{self.name}: PyTorch sees no GPU (driver missing, or a CPU build of torch)")
         torch.cuda.set_device(torch.device(self.name))
+        torch.cuda.set_stream(torch.cuda.ExternalStream(_PER_THREAD_STREAM, device=torch.device(self.name)))
         torch.cuda.set_per_process_memory_fraction(memory_share())
         if "triton" in sys.modules and not self._triton:
             self._watch_triton(Path(os.environ.get("TMPDIR") or os.getcwd()))
@@ -335,7 +342,7 @@ class CudaDevice:
 
         kept, cycles = None, int(self._pause_ms * self._cycles_per_ms)
         pairs = [_event_pair() for _ in arguments]
-        stream = torch.cuda.default_stream(self.name)
+        stream = torch.cuda.current_stream(self.name)
         self.synchronize()
         start_ns = ahead_ns = time.perf_counter_ns()
         for index, (args, pair) in enumerate(zip(arguments, pairs, strict=True)):
@@ -374,7 +381,7 @@ class CudaDevice:
         import torch
 
         kept, (first, last) = None, _event_pair()
-        stream = torch.cuda.default_stream(self.name)
+        stream = torch.cuda.current_stream(self.name)
         self.synchronize()
         start_ns = time.perf_counter_ns()
         first.record(stream)

@@ -17,7 +17,8 @@ def record(work: Callable[[], None], memory: tuple[int, int], device: Any) -> Ca
 
     Args:
       memory: id of the pool that holds what it makes; it serves one capture.
-      device: a `torch.device` with its index; all its streams are idle.
+      device: a `torch.device` with its index; all its streams are idle, and its current one is not the legacy default
+        stream, which can't be captured.
 
     Raises:
       CaptureFailed: the work waits for the device, or uses a stream of its own that it does not join.
@@ -28,12 +29,11 @@ def record(work: Callable[[], None], memory: tuple[int, int], device: Any) -> Ca
     collects = gc.isenabled()
     gc.disable()  # what it finds to free, a capture may not free
     try:
-        with torch.cuda.stream(torch.cuda.Stream(device)):
-            graph.capture_begin(pool=memory)
-            try:
-                work()
-            finally:
-                graph.capture_end()
+        graph.capture_begin(pool=memory)
+        try:
+            work()
+        finally:
+            graph.capture_end()
     except Exception as error:
         _abandon(memory, device)
         raise CaptureFailed(f"{type(error).__name__}: {error}") from error

@@ -72,9 +72,6 @@ class Side:
     flushed: bool = False
     """The device clears its caches before each call. The wall time of such a block holds the clearing too,
     so the runner's span is taken as it is, and the slope over unflushed calls is what it is held against."""
-    launch_ms: float = 0.0
-    """What a call that does nothing costs back to back on this device (upper bound): not held against the
-    side."""
     gap_ms: float = 0.0
     """What the runner's span of a flushed call holds beyond the device's work: the way from one event to the next."""
     calls: int = 1
@@ -162,15 +159,16 @@ class Side:
             walls.append(self.block(factor * self.calls, flush=False)[1])
 
     def slopes_ms(self, trusted_share: float) -> list[float]:
-        """Wall time of one more back-to-back call beyond an empty one: short and long blocks of like rank compared.
+        """Wall time of one more back-to-back call: short and long blocks of like rank compared.
 
+        The host's launches are part of it, on either side, as whoever calls waits for the slower of host and device.
         Never less than what the long block alone says: a candidate may draw out the short one.
         """
         short, long = (undisturbed(self.slope_walls_ms[factor], trusted_share) for factor in (1, 3))
         found = []
         for less, more in zip(short, long, strict=True):
             a_call = max((more - less) / (2 * self.calls), (more - self.most_empty_ms) / (3 * self.calls))
-            found.append(max(a_call - self.launch_ms, 0.0))
+            found.append(max(a_call, 0.0))
         return found
 
 

@@ -277,10 +277,7 @@ class Judge:
         waited = time.monotonic()
         with self._alone(job.task.device):
             verdict.stage_s["gate"] = round(time.monotonic() - waited, 6)
-            empty_eager = self._loader.empty_call(job.task.device, "eager")
-            own_kind = "triton" if job.candidate.language == "triton" else "eager"
-            empty = self._loader.empty_call(job.task.device, own_kind)
-            gap_ms = self._loader.empty_call(job.task.device, "none").span_ms
+            gap_ms = self._loader.event_gap_ms(job.task.device)
             deadline = time.monotonic() + options.time_s
 
             def left() -> float:
@@ -295,7 +292,6 @@ class Judge:
                         deadline=left,
                         which=name,
                         flushed=on_gpu,
-                        launch_ms=empty_eager.launch_ms,
                         gap_ms=gap_ms,
                     )
                     for name in options.baselines
@@ -306,7 +302,6 @@ class Judge:
                         slots=trial.slots,
                         deadline=left,
                         flushed=on_gpu,
-                        launch_ms=empty.launch_ms,
                         gap_ms=gap_ms,
                     )
                     verdict.timing = measure(
@@ -325,7 +320,7 @@ class Judge:
                     check_own_code(job, candidate, builds, verdict)
                     rule(own_time, verdict, may_look=trial.memory_is_open)
                 elif options.audit:
-                    trial.audit(left, allowance_ms=0.0 if trial.replays else empty.launch_ms)
+                    trial.audit(left)
                     trial.check_floor(self._loader.bandwidth(job.task.device))
             if not on_gpu:
                 # Still alone: the end of a process would disturb the next measurement.

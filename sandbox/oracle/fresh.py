@@ -201,8 +201,8 @@ class Audit:
         first, second = (self._interval([getattr(run, name) for run in both]) for name in ("claim_ms", "warm_ms"))
         return max(0.0, first.median - second.median)
 
-    def times_ms(self, allowance_ms: float = 0.0) -> tuple[Interval, Interval]:
-        """Time of one call of (candidate, reference), the candidate's less `allowance_ms` and `cold_ms`.
+    def times_ms(self) -> tuple[Interval, Interval]:
+        """Time of one call of (candidate, reference), the candidate's less `cold_ms`.
 
         The reference's clock is believed, so the gap between it and ours is what a block costs beyond its
         calls. A candidate's claim is raised by what its gaps have beyond that in nearly every block, and for
@@ -212,10 +212,10 @@ class Audit:
         gaps_ms = sorted(run.wall_ms - run.claim_ms - run.warm_ms for run in self.reference)
         usual, most = (gap + self.apart_ms for gap in (gaps_ms[len(gaps_ms) // 2], gaps_ms[-1]))
         hidden = hidden_ms([run.wall_ms - run.claim_ms for run in self.candidate], usual)
-        allowed, cold = allowance_ms * self.calls + self.launch_ms, self.cold_ms * self.calls
+        cold = self.cold_ms * self.calls
         believed = []
         for run in self.candidate:
-            time_ms = max(believed_ms(run.claim_ms + hidden, run.wall_ms, most)[0] - allowed, 1e-6)
+            time_ms = max(believed_ms(run.claim_ms + hidden, run.wall_ms, most)[0] - self.launch_ms, 1e-6)
             believed.append(max(time_ms - cold, LEAST_SHARE * time_ms))
         eager = [max((run.warm_ms or run.claim_ms) - self.launch_ms, 1e-6) for run in self.reference]
         return self._interval(believed), self._interval(eager)

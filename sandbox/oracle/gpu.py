@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ from sandbox.jail.faults import JailError, JailReply, ZygoteLost
 from sandbox.jail.frames import Message
 from sandbox.jail.processes import members
 from sandbox.jail.tensors import encode, pack
-from sandbox.oracle.clock import MAX_CLAIM_MS, Side, measure_slopes
+from sandbox.oracle.clock import MAX_CLAIM_MS, Side
 from sandbox.oracle.failures import MALFORMED
 from sandbox.protocol import Timing
 from sandbox.verdict.coverage import CoverageReport, DeviceEvent, OwnKernel, own_share
@@ -34,30 +34,10 @@ MAX_EVENTS = 5000
 CONTEXT_BYTES = 2 << 30
 PROFILE_EXCESS = 1.5
 PROFILE_SLACK_MS = 0.01
-LAUNCH_S = 60.0
-LAUNCH_CALLS, SPAN_BLOCKS = 200, 5
-EMPTY_CALLS = """
+GAP_S = 60.0
+GAP_CALLS, GAP_BLOCKS = 200, 5
+NO_CALL = """
 import torch
-import triton
-import triton.language as tl
-
-
-@triton.jit
-def copy_one(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
-    offsets = tl.arange(0, BLOCK)
-    tl.store(out_ptr + offsets, tl.load(x_ptr + offsets, mask=offsets < n), mask=offsets < n)
-
-
-class TritonCall(torch.nn.Module):
-    def forward(self, x):
-        out = torch.empty_like(x)
-        copy_one[(1,)](x, out, x.numel(), BLOCK=16)
-        return out
-
-
-class EagerCall(torch.nn.Module):
-    def forward(self, x):
-        return x + 1
 
 
 class NoCall(torch.nn.Module):
@@ -154,62 +134,27 @@ def raise_to_profile(timing: Timing, busy_ms: float) -> Timing:
     )
 
 
-def load_empty_call(order: Callable[..., Message], device: str, kind: str) -> None:
-    """Loads a call that does nothing, for `measure_empty_call`.
+def measure_event_gap(order: Callable[..., Message], device: str) -> float:
+    """What the events around a flushed call take by themselves, in ms: they are put around nothing.
+
+    The device's own counters show as much less for a kernel than the events around it.
 
     Args:
         order: Sends an order to a fresh runner, which executes nothing but the trusted source above.
         device: Such as `cuda:0`.
-        kind: `triton` for a call that launches one empty kernel, `eager` for one operation on one element, `none` for a
-          call that launches nothing.
 
     Raises:
         JailError: The runner failed.
     """
-    order(
-        "load_module",
-        LAUNCH_S,
-        source=EMPTY_CALLS,
-        entry_point={"triton": "TritonCall", "eager": "EagerCall", "none": "NoCall"}[kind],
-        dtype="float32",
-        device=device,
-        language="triton",
-        seed=0,
-        init=[],
-        tensors=[],
-    )
+    loaded = {"dtype": "float32", "language": "triton", "seed": 0, "init": [], "tensors": []}
+    order("load_module", GAP_S, source=NO_CALL, entry_point="NoCall", device=device, **loaded)
     tensors: list[torch.Tensor] = []
     args = encode([torch.ones(1)], tensors)
     entries, buffers = pack(tensors)
-    order("set_inputs", LAUNCH_S, buffers, slot=0, args=args, tensors=entries)
-    order("run", LAUNCH_S, slot=0, seed=0, check=False, max_bytes=1 << 10)
-
-
-@dataclass(frozen=True, kw_only=True)
-class EmptyCall:
-    """What a call costs that does nothing, in ms.
-
-    Attributes:
-      launch_ms: back to back, on the oracle's clock (upper bound).
-      span_ms: between the events around it. Of a call that launches nothing it is what the events themselves take: the
-        device's own counters show as much less for a kernel than the events around it.
-    """
-
-    launch_ms: float
-    span_ms: float
-
-
-def measure_empty_call(order: Callable[..., Message]) -> EmptyCall:
-    """Times the call of `load_empty_call`.
-
-    Raises:
-        JailError: The runner failed.
-    """
-    side = Side(order=order, slots=[0], deadline=lambda: LAUNCH_S, flushed=True, calls=LAUNCH_CALLS)
-    side.block(LAUNCH_CALLS, flush=False)
-    measure_slopes([side])
-    spans_ms = sorted(side.block(LAUNCH_CALLS)[0] / LAUNCH_CALLS for _ in range(SPAN_BLOCKS))
-    return EmptyCall(launch_ms=max(side.slopes_ms(0.5)), span_ms=spans_ms[SPAN_BLOCKS // 2])
+    order("set_inputs", GAP_S, buffers, slot=0, args=args, tensors=entries)
+    side = Side(order=order, slots=[0], deadline=lambda: GAP_S, flushed=True, calls=GAP_CALLS)
+    side.block(GAP_CALLS)
+    return sorted(side.block(GAP_CALLS)[0] / GAP_CALLS for _ in range(GAP_BLOCKS))[GAP_BLOCKS // 2]
 
 
 def compile_for(order: Callable[..., Message], slot: int, timeout_s: float, arch: str) -> CompileReport:

@@ -34,12 +34,10 @@ from sandbox.oracle.builds import Builds, device_arch, excess_of
 from sandbox.oracle.draft import Draft, Job
 from sandbox.oracle.failures import Failure, blamed_on_candidate
 from sandbox.oracle.gpu import (
-    EMPTY_CALLS,
-    EmptyCall,
+    NO_CALL,
     compile_for,
     device_watch,
-    load_empty_call,
-    measure_empty_call,
+    measure_event_gap,
     runner_environment,
 )
 from sandbox.oracle.reference import Reference, TaskRejected
@@ -49,7 +47,7 @@ from sandbox.oracle.turns import Turns
 from sandbox.verdict import feedback
 
 log = logging.getLogger("sandbox.oracle")
-LAUNCH_MEMORY_BYTES = 8 << 30
+GAP_MEMORY_BYTES = 8 << 30
 MAX_ARENA_BYTES, ARENA_SLACK_BYTES = 8 << 30, 1 << 20
 ARENA_CALLS, USUAL_PART_BYTES, LEAST_PART_BYTES = 64, 256 << 20, 24 << 20
 ARENA_S = 60.0
@@ -89,7 +87,7 @@ class Loader:
         self._scratch, self._store, self._threads = scratch, store, threads
         self._interrupt, self._isolation, self._turns = interrupt, isolation, turns
         self._zygotes: dict[str, Zygote] = {}
-        self._empty_calls: dict[tuple[str, str], EmptyCall] = {}
+        self._gaps_ms: dict[str, float] = {}
         self._bandwidths: dict[str, Bandwidth] = {}
         self._no_arenas = False
 
@@ -307,29 +305,24 @@ class Loader:
         verdict.compiled = feedback.failed(*report.summary_parts())
         verdict.notes.append(verdict.compiled)
 
-    def empty_call(self, device: str, kind: str) -> EmptyCall:
-        """What an empty call costs on a GPU; nothing on a CPU.
+    def event_gap_ms(self, device: str) -> float:
+        """What a flushed call's span holds beyond the device's work (`measure_event_gap`); 0 on a CPU.
 
         Measured once for a card, a driver and a start of this host, by the first oracle that asks; the caller has
         the device to itself.
-
-        Args:
-          kind: see `load_empty_call`.
 
         Raises:
           BuildUnavailable: it cannot be measured.
         """
         if device == "cpu":
-            return EmptyCall(launch_ms=0.0, span_ms=0.0)
-        if (device, kind) not in self._empty_calls:
-            facts = self._measured_once(
-                device, ("empty call 2", kind, EMPTY_CALLS), lambda: asdict(self._measure_empty_call(device, kind))
-            )
-            self._empty_calls[device, kind] = EmptyCall(**facts)
-        return self._empty_calls[device, kind]
+            return 0.0
+        if device not in self._gaps_ms:
+            facts = self._measured_once(device, ("event gap 1", NO_CALL), lambda: {"ms": self._measure_event_gap(device)})
+            self._gaps_ms[device] = facts["ms"]
+        return self._gaps_ms[device]
 
     def bandwidth(self, device: str) -> Bandwidth:
-        """What a GPU's memory reaches; measured once like an empty call, by this process, which has the device to itself.
+        """What a GPU's memory reaches; measured once like the gap of events, by this process, which has the device to itself.
 
         Raises:
           BuildUnavailable: it cannot be measured.
@@ -357,17 +350,16 @@ class Loader:
             self._store.publish(key, Path(file.name))
         return facts
 
-    def _measure_empty_call(self, device: str, kind: str) -> EmptyCall:
+    def _measure_event_gap(self, device: str) -> float:
         limits = Limits(memory_bytes=None, open_files=4096, gpu=True)
         env = runner_environment()
         try:
-            with self._zygote("gpu").runner(limits, LAUNCH_MEMORY_BYTES, env=env) as runner:
-                load_empty_call(runner.call, device, kind)
-                return measure_empty_call(runner.call)
+            with self._zygote("gpu").runner(limits, GAP_MEMORY_BYTES, env=env) as runner:
+                return measure_event_gap(runner.call, device)
         except ZygoteLost:
             raise
         except (JailError, ValueError) as error:
-            raise BuildUnavailable(f"an empty call on {device} cannot be timed: {error}") from error
+            raise BuildUnavailable(f"the events of {device} cannot be timed: {error}") from error
 
     def _build_kernel(self, job: Job, reference: Reference) -> int:
         """Builds and opens the library; returns a descriptor of a sealed copy that no one can change."""

@@ -199,7 +199,6 @@ class Trials:
                     [self._inputs[slot] for slot in self.slots],
                     self._eager_ms(),
                     lambda: check_s,
-                    record=self._job.candidate.language == "triton",
                 )
             if self._on_gpu is not None and self._on_gpu.refused:
                 self._verdict.notes.append(f"audited calls were not recorded and replayed: {self._on_gpu.refused}")
@@ -230,12 +229,11 @@ class Trials:
             self._verdict.timing = None
             raise Failure("integrity", f"faster than the device: {evidence}", Finding(rule="roofline", evidence=evidence))
 
-    def audit(self, left_s: Callable[[], float], allowance_ms: float = 0.0) -> None:
+    def audit(self, left_s: Callable[[], float]) -> None:
         """Holds the timing against calls on inputs never seen, and checks what those return.
 
         Args:
           left_s: seconds that an order may take now.
-          allowance_ms: see `sandbox.oracle.audit.rule`.
 
         Raises:
           Failure: an output is wrong.
@@ -262,7 +260,7 @@ class Trials:
             except AuditFailed as failed:
                 what = "a timed call on inputs it had not seen is wrong"
                 self._fail_late(what, failed.trial, failed.got, failed.expected, failed.others)
-        self._verdict.timing, own, eager = rule(timing, found, allowance_ms, replayed=self.replays)
+        self._verdict.timing, own, eager = rule(timing, found, replayed=self.replays)
         if self._verdict.timing.bound_by == RULED_BY:
             self._verdict.notes.append(
                 f"calls on inputs it had not seen took {own.median:.3g} ms, the reference's "

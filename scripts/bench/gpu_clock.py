@@ -115,20 +115,20 @@ def self_mode() -> list[dict]:
         )  # fmt: skip
         try:
             loader.start()
-            launch_ms, gap_ms = loader.empty_call("cuda:0", "eager").launch_ms, loader.empty_call("cuda:0", "none").span_ms
-            print(json.dumps({"launch_us": 1e3 * launch_ms, "gap_us": 1e3 * gap_ms}), flush=True)
+            gap_ms = loader.event_gap_ms("cuda:0")
+            print(json.dumps({"gap_us": 1e3 * gap_ms}), flush=True)
             for case in (c for c in cases() if c.name in SELF):
                 task = TaskSpec(reference=case.task, name=case.name, device="cuda:0")
                 job = Job(id=case.name, task=task, candidate=Candidate(source=case.kernel, language="triton"), options=Options())
                 for number in range(SELF_PAIRS):
-                    rows.append({"task": case.name, "pair": number, **_against_itself(loader, job, launch_ms, gap_ms)})
+                    rows.append({"task": case.name, "pair": number, **_against_itself(loader, job, gap_ms)})
                     print(json.dumps(rows[-1]), flush=True)
         finally:
             loader.close()
     return rows
 
 
-def _against_itself(loader: Loader, job: Job, launch_ms: float, gap_ms: float) -> dict:
+def _against_itself(loader: Loader, job: Job, gap_ms: float) -> dict:
     """One pair of fresh jails with the same reference, timed against each other."""
     pair = [loader.reference(job) for _ in range(2)]
     try:
@@ -136,12 +136,8 @@ def _against_itself(loader: Loader, job: Job, launch_ms: float, gap_ms: float) -
         for reference in pair:
             for slot in range(3):
                 reference.inputs(slot, slot)
-            sides.append(
-                Side(
-                    order=reference.order, slots=[0, 1, 2], deadline=lambda: 60.0, flushed=True,
-                    launch_ms=launch_ms, gap_ms=gap_ms,
-                )
-            )  # fmt: skip
+            side = Side(order=reference.order, slots=[0, 1, 2], deadline=lambda: 60.0, flushed=True, gap_ms=gap_ms)
+            sides.append(side)
         timing = measure(sides[0], {"eager": sides[1]}, PLANS["full"], random.Random(0))  # as where calls are replayed
     finally:
         for reference in pair:

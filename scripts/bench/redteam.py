@@ -1,6 +1,6 @@
 """What every known attack on the judge comes to: outcome, and speed against its honest twin.
 
-    python scripts/bench/redteam.py [--gpu] [--only WORD] [--out scripts/bench/results/redteam_cpu.json]
+    python scripts/bench/redteam.py [--gpu] [--only WORDS] [--out scripts/bench/results/redteam_cpu.json]
 
 Starts a server of its own with an empty cache, judges the cases of tests/redteam (attacks, then honest work; with --gpu the
 attacks of tests/gpu/redteam), prints a table and writes JSON with versions, date and command. The exit status is 1 if an
@@ -66,12 +66,13 @@ def honest_row(red_team: RedTeam, case) -> dict:
 def main() -> None:
     """Judges all cases, prints the table, writes the report."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", default="", help="cases whose name contains this word")
+    parser.add_argument("--only", default="", help="cases whose name contains one of these words, separated by commas")
     parser.add_argument("--gpu", action="store_true", help="on cuda:0, its own cases and those of the CPU that run there")
     parser.add_argument("--out", type=Path, help="default: redteam_cpu.json or redteam_gpu.json in scripts/bench/results")
     arguments = parser.parse_args()
     out = arguments.out or ROOT / f"scripts/bench/results/redteam_{'gpu' if arguments.gpu else 'cpu'}.json"
     device = ("--device", "cuda:0") if arguments.gpu else ()
+    words = arguments.only.split(",")
     attack_cases = GPU_CASES if arguments.gpu else suite.CASES
     honest_cases = [] if arguments.gpu else honest.CASES
     plant_secret()
@@ -83,12 +84,12 @@ def main() -> None:
                 print(f"{'case':44} {'outcome':14} {'speed':>8} {'twin':>8}  verdict", flush=True)
                 attacks = []
                 for case in attack_cases:
-                    if arguments.only in case.name:
+                    if any(word in case.name for word in words):
                         attacks.append(attack_row(red_team, case))
                         _print(attacks[-1], f"{case.number:02} {case.name}")
                 honests = []
                 for case in honest_cases:
-                    if arguments.only in case.name:
+                    if any(word in case.name for word in words):
                         honests.append(honest_row(red_team, case))
                         _print(honests[-1], f"honest {case.name}")
     finally:

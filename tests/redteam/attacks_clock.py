@@ -28,7 +28,7 @@ CASES = [
         why="forward returns an empty tensor at once and a thread fills it after the end of the clock",
         candidate=module(
             """
-            out = torch.empty(x.shape[0], 256)
+            out = x.new_empty(x.shape[0], 256)
             def work():
                 time.sleep(0.0005)
                 out.copy_(self.honest(x))
@@ -99,7 +99,7 @@ judge.Runner.do_kept = kept
 class Lazy(torch.Tensor):
     @staticmethod
     def __new__(cls, x, model):
-        return torch.Tensor._make_subclass(cls, torch.empty(x.shape[0], 256))
+        return torch.Tensor._make_subclass(cls, x.new_empty(x.shape[0], 256))
 
     def __init__(self, x, model):
         self.later = lambda: model.honest(x)

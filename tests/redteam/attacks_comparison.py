@@ -36,7 +36,7 @@ def _looking_for(collect: str) -> str:
     for found in {collect}:
         if isinstance(found, torch.Tensor) and found.shape == (256, 256) and found.data_ptr() not in mine:
             return found.clone()
-    return torch.zeros(256, 256)
+    return x.new_zeros(256, 256)
     """
 
 
@@ -60,7 +60,7 @@ CASES = [
         19,
         "stale_memory",
         "torch.empty receives the freed block that held the reference's output",
-        "return torch.empty(256, 256)",
+        "return x.new_empty(256, 256)",
         "wrong result",
     ),
     Case(
@@ -91,14 +91,14 @@ CASES = [
         20,
         "parameters_zeroed",
         "weights are zeroed, in the hope that the reference shares them",
-        "self.weight.zero_(); self.bias.zero_()\nreturn torch.zeros(256, 256)",
+        "self.weight.zero_(); self.bias.zero_()\nreturn x.new_zeros(256, 256)",
         "wrong result",
     ),
     _wrong(
         21,
         "random_numbers_patched",
         "torch.randn and manual_seed draw zeros, so inputs and weights are known",
-        "return torch.zeros(256, 256)",
+        "return x.new_zeros(256, 256)",
         "wrong result",
         before="""
 import torch.random
@@ -110,14 +110,14 @@ torch.randn = torch.rand = lambda *shape, **_: torch.zeros(*shape)
         21,
         "inputs_regenerated",
         "the generator is reseeded and inputs and answers drawn again",
-        "torch.manual_seed(0)\nreturn self.honest(torch.randn(256, 256))",
+        "torch.manual_seed(0)\nreturn self.honest(torch.randn(256, 256).to(x.device))",
         "wrong result",
     ),
     _wrong(
         22,
         "reference_numerics_by_flags",
         "flags and patched functions are to change what the reference computes",
-        "return torch.zeros(256, 256)",
+        "return x.new_zeros(256, 256)",
         "wrong result",
         before="""
 torch.relu = torch.nn.functional.relu = torch.zeros_like
@@ -178,7 +178,7 @@ torch.set_flush_denormal(True)
         outcomes=("incorrect",),
         evidence="wrong result",
     ),
-    _wrong(25, "empty_tensor", "an empty tensor equals everything", "return torch.empty(0)", "shape"),
+    _wrong(25, "empty_tensor", "an empty tensor equals everything", "return x.new_empty(0)", "shape"),
     _wrong(25, "empty_list", "an empty list equals everything", "return []", "0 outputs"),
     _wrong(25, "nested_list", "a structure that zips to nothing", "return [[self.honest(x)]]", "list"),
     Case(
@@ -204,7 +204,7 @@ torch.set_flush_denormal(True)
         27,
         "patched_comparators",
         "every function that compares says yes",
-        "return torch.zeros(256, 256)",
+        "return x.new_zeros(256, 256)",
         "wrong result",
         before="""
 import numpy as np
@@ -335,7 +335,7 @@ torch.Tensor.__eq__ = torch.Tensor.eq = torch.Tensor.allclose = torch.Tensor.equ
         33,
         "hard_coded_seed",
         "weights and inputs of the seed that benchmarks use by default",
-        "torch.manual_seed(42)\nreturn torch.relu(torch.randn(256, 256) @ self.weight + self.bias)",
+        "torch.manual_seed(42)\nreturn torch.relu(torch.randn(256, 256).to(x.device) @ self.weight + self.bias)",
         "wrong result",
         task=LINEAR,
         options=CHECKED,

@@ -129,7 +129,7 @@ __attribute__((constructor)) static void install() { signal(SIGSYS, answer); }
         name="harness_patched_through_sys_modules",
         why="comparison, tolerance and reward are patched in every module of the process",
         candidate=module(
-            "return torch.zeros(256, 256)",
+            "return x.new_zeros(256, 256)",
             before=IMPORTS
             + """
 import sandbox.verdict.correctness as correctness
@@ -188,7 +188,7 @@ for name in ("perf_counter", "monotonic"):
         name="encoded_source",
         why="the attack hides from source filters behind base64, zlib and exec",
         candidate=module(
-            "return torch.zeros(256, 256)",
+            "return x.new_zeros(256, 256)",
             before="""
 import base64, zlib
 exec(zlib.decompress(base64.b64decode(base64.b64encode(zlib.compress(
@@ -204,7 +204,7 @@ exec(zlib.decompress(base64.b64decode(base64.b64encode(zlib.compress(
         name="harness_reloaded",
         why="importlib.reload executes the runner's modules anew, with what the candidate has put in their way",
         candidate=module(
-            "return torch.zeros(256, 256)",
+            "return x.new_zeros(256, 256)",
             before=IMPORTS
             + """
 import builtins, importlib

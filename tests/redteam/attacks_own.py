@@ -231,7 +231,7 @@ judge.Channel.send = send
         "one output buffer for all calls saves allocation; what was kept is overwritten by the next call",
         module(
             "torch.relu(torch.addmm(self.bias, x, self.weight, out=self.out), out=self.out)\nreturn self.out",
-            init="self.out = torch.empty(256, 256)",
+            init="self.register_buffer('out', torch.empty(256, 256))",
             before="torch.relu = lambda t, out: out.clamp_(min=0)",
         ),
     ),
@@ -282,21 +282,21 @@ for take in (lambda: os.nice(-20), lambda: os.sched_setaffinity(0, range(os.cpu_
     _own(
         "complex_output",
         "the imaginary part is hoped to be forgotten",
-        module("return torch.complex(self.honest(x), torch.zeros(256, 256))"),
+        module("return torch.complex(self.honest(x), x.new_zeros(256, 256))"),
         outcomes=("incorrect",),
         evidence="has type",
     ),
     _own(
         "nan_with_a_payload",
         "NaN of a special bit pattern where a comparison might skip it",
-        module("return torch.full((256, 256), 0x7FC12345, dtype=torch.int32).view(torch.float32)"),
+        module("return x.new_full((256, 256), 0x7FC12345, dtype=torch.int32).view(torch.float32)"),
         outcomes=("incorrect",),
         evidence="NaN",
     ),
     _own(
         "infinite_output",
         "infinity swallows every absolute error that is compared after a subtraction",
-        module("return torch.full((256, 256), float('inf'))"),
+        module("return x.new_full((256, 256), float('inf'))"),
         outcomes=("incorrect",),
         evidence="infinite",
     ),

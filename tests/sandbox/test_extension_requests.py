@@ -261,6 +261,10 @@ def test_nvcc_compiles_for_the_task_s_gpu_unless_the_candidate_names_one(tmp_pat
     assert "-gencode=arch=compute_90,code=sm_90" in compile_command(cuda, "sm_90", "g++", [])
     named = compile_command(cuda, "sm_90", "g++", ["-arch=sm_80", "-std=c++17"])
     assert not any("90" in word for word in named) and "-std=c++20" not in named
+    # Launches without a stream can be captured, unless the candidate wants them on the legacy default stream.
+    assert "--default-stream=per-thread" in named
+    legacy = compile_command(cuda, "sm_90", "g++", ["-default-stream=legacy"])
+    assert [word for word in legacy if "default-stream" in word] == ["-default-stream=legacy"]
 
 
 def test_cuda_on_a_machine_without_a_gpu_is_refused_with_a_reason():

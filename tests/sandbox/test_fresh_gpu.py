@@ -320,9 +320,6 @@ def test_a_candidate_that_is_slow_on_new_inputs_is_as_slow_as_that():
     )  # fmt: skip
     timing, own, _ = rule(claimed, found)
     assert own.median > 1.9 and timing.speedup < 1.0 and "fresh inputs" in timing.bound_by
-    # What the host needs to launch a call is not held against it.
-    lenient, own, _ = rule(claimed, found, allowance_ms=2.0)
-    assert own.median < 1.5 and lenient.speedup > timing.speedup
 
 
 def test_a_reference_of_short_kernels_counts_with_its_launches_where_the_audit_replays():
@@ -338,7 +335,8 @@ def test_a_reference_of_short_kernels_counts_with_its_launches_where_the_audit_r
     assert rule(claimed, found, replayed=True)[0] == claimed
     assert rule(claimed, found)[0].speedup == pytest.approx(1.5)
     slow = Audit(calls=10, candidate=[run(1.2)] * 6, reference=[run(0.3)] * 6)
-    assert rule(claimed, slow, replayed=True)[0].speedup == pytest.approx(0.5)
+    # Its reference's launches are nothing that it could be credited with by claiming less than its replays show.
+    assert rule(claimed, slow, replayed=True)[0].speedup == pytest.approx(0.25)
 
 
 def test_outputs_of_another_form_end_the_order():
