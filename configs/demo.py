@@ -124,14 +124,14 @@ def get_config() -> ConfigDict:
     # shares: how the rows of a batch are divided over the agents, whose rows are then repeated as often as that takes; all 0: rows as
     # they come.
     c.sft = ConfigDict(
-        dict(steps=340, batch=16, optimizer="muon", lr=8e-3, warmup=20, weight_decay=0.01, max_tokens=512, clip_norm=1.0,
+        dict(steps=440, batch=16, optimizer="muon", lr=8e-3, warmup=20, weight_decay=0.01, max_tokens=512, clip_norm=1.0,
              microbatch=8, checkpoint_every=50, shares=dict(policy=0.0, selection=0.0, summary=0.0))
     )  # fmt: skip
 
     c.rollout = ConfigDict(
         dict(
-            tasks=3,  # B: tasks a step
-            checked_tasks=12,  # tasks a step whose kernels are only checked: one turn, no skills, a fifth of the time
+            tasks=4,  # B: tasks a step
+            checked_tasks=8,  # tasks a step whose kernels are only checked: one turn, no skills, a fifth of the time
             selections=2,  # k: sampled schemes, plus the null scheme
             rollouts=2,  # n: rollouts a scheme
             turns=2,  # T
@@ -150,7 +150,7 @@ def get_config() -> ConfigDict:
     )
     c.rl = ConfigDict(
         dict(
-            steps=24,
+            steps=22,
             epochs=1,  # updates from one step's rollouts; beyond the first, clipping bounds them
             only=("mlp", "heads"),  # modules that RL changes; () for all. Attention holds what copies the task, and needs no change
             optimizer="adamw",
