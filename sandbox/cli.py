@@ -303,6 +303,10 @@ def readable(result: EvaluationResult, arguments: argparse.Namespace) -> str:
             )
         noise = " (within noise)" if timing.noisy else ""
         lines.append(f"  speedup   {timing.speedup:.2f}x against eager{noise}; clock: {timing.bound_by}")
+        if timing.audited:
+            own, eager = (1000 * span.median_ms for span in (timing.audited.candidate, timing.audited.eager))
+            how = " (replayed)" if timing.audited.replayed else ""
+            lines.append(f"  audited   {own:.1f} us against {eager:.1f} us on inputs never seen{how}")
     if result.coverage is not None:
         lines.append(f"  coverage  {100 * result.coverage:.0f}% of the device time in own kernels")
     lines += [

@@ -181,9 +181,18 @@ class Span(_Reply):
     samples: int
 
 
+class Audited(_Reply):
+    """Time of one call on inputs never seen before, on the oracle's clock. `replayed`: the calls were recorded and replayed
+    at once, without the host's launches."""
+
+    candidate: Span
+    eager: Span
+    replayed: bool
+
+
 class Timing(_Reply):
     """Speed of a candidate. `noisy`: the interval of the speedup contains 1. `bound_by`: which clock
-    ruled."""
+    ruled. `audited`: what the speed was held against, if it was."""
 
     candidate: Span
     baselines: dict[str, Span]
@@ -192,6 +201,7 @@ class Timing(_Reply):
     speedup_high: float | None = None
     noisy: bool
     bound_by: str
+    audited: Audited | None = None
 
 
 class KernelTime(_Reply):

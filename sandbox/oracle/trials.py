@@ -26,7 +26,7 @@ from sandbox.oracle.reference import (
 )
 from sandbox.oracle.roofline import Bandwidth, needed_traffic, too_fast
 from sandbox.oracle.variants import varied
-from sandbox.protocol import Finding, InputVariant, Trial
+from sandbox.protocol import Audited, Finding, InputVariant, Trial
 from sandbox.verdict import feedback
 from sandbox.verdict.correctness import all_finite, compare
 
@@ -260,8 +260,10 @@ class Trials:
             except AuditFailed as failed:
                 what = "a timed call on inputs it had not seen is wrong"
                 self._fail_late(what, failed.trial, failed.got, failed.expected, failed.others)
-        self._verdict.timing, own, eager = rule(timing, found, replayed=self.replays)
-        if self._verdict.timing.bound_by == RULED_BY:
+        ruled, own, eager = rule(timing, found, replayed=self.replays)
+        audited = Audited(candidate=own.as_span(), eager=eager.as_span(), replayed=self.replays)
+        self._verdict.timing = ruled.model_copy(update={"audited": audited})
+        if ruled.bound_by == RULED_BY:
             self._verdict.notes.append(
                 f"calls on inputs it had not seen took {own.median:.3g} ms, the reference's "
                 f"{eager.median:.3g} ms; "

@@ -20,6 +20,10 @@ class Interval:
     high: float
     samples: int
 
+    def as_span(self) -> Span:
+        """The same in the protocol's form; the numbers are milliseconds."""
+        return Span(median_ms=self.median, low_ms=self.low, high_ms=self.high, samples=self.samples)
+
     @property
     def relative_error(self) -> float:
         """Half the interval's width over the median."""
@@ -45,10 +49,7 @@ def median_interval(samples: Sequence[float], apart: float = 0.0) -> Interval:
 
 def span(samples_ms: Sequence[float], apart_ms: float = 0.0) -> Span:
     """Per-call times of blocks as the protocol's `Span`; for `apart_ms` see `median_interval`."""
-    interval = median_interval(samples_ms, apart_ms)
-    return Span(
-        median_ms=interval.median, low_ms=interval.low, high_ms=interval.high, samples=interval.samples
-    )
+    return median_interval(samples_ms, apart_ms).as_span()
 
 
 def undisturbed(samples: Sequence[float], share: float) -> list[float]:

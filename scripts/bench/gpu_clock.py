@@ -66,7 +66,7 @@ print("RESULT", json.dumps({"ms": result.runtime, "correct": bool(result.correct
 
 
 def judged(client: SandboxClient, case, mark: str):
-    """Fresh evaluation of a case: (median ms, speedup, what ruled, noisy, seconds)."""
+    """Fresh evaluation of a case: medians in ms (ordinary and audited calls), speedup, what ruled, whether noisy, seconds."""
     start = time.monotonic()
     [result] = client.evaluate(
         TaskSpec(reference=case.task, name=case.name, device="cuda:0"),
@@ -79,6 +79,7 @@ def judged(client: SandboxClient, case, mark: str):
     return {
         "ms": timing.candidate.median_ms, "eager_ms": timing.baselines["eager"].median_ms, "speedup": timing.speedup,
         "ruled_by": timing.bound_by, "noisy": timing.noisy, "seconds": time.monotonic() - start,
+        "audited_ms": timing.audited.candidate.median_ms if timing.audited else None,
     }  # fmt: skip
 
 
@@ -95,6 +96,7 @@ def spread(client: SandboxClient, evaluations: int) -> list[dict]:
                 "kernel": case.name, "median_us": 1e3 * statistics.median(ms), "ratio": max(ms) / min(ms),
                 "difference_us": 1e3 * (max(ms) - min(ms)), "within": within,
                 "speedups": [min(r["speedup"] for r in runs), max(r["speedup"] for r in runs)],
+                "audited_us": sorted(1e3 * r["audited_ms"] for r in runs if r["audited_ms"]),
                 "ruled_by": sorted({r["ruled_by"] for r in runs}), "seconds": statistics.median(r["seconds"] for r in runs),
             }
         )  # fmt: skip
@@ -173,7 +175,7 @@ def against_ncu(client: SandboxClient) -> list[dict]:
         within = abs(ours_us - theirs_us) <= max(1.0, 0.05 * theirs_us)
         rows.append(
             {"kernel": case.name, "ours_us": ours_us, "ncu_us": theirs_us, "launches": len(durations[case.name]),
-             "ruled_by": ours["ruled_by"], "within": within}
+             "audited_us": ours["audited_ms"] and 1e3 * ours["audited_ms"], "ruled_by": ours["ruled_by"], "within": within}
         )  # fmt: skip
         print(json.dumps(rows[-1]), flush=True)
     return rows

@@ -48,6 +48,7 @@ def test_eval_with_a_private_server_prints_a_verdict_and_cleans_up(files):
     assert done.returncode == 0, done.stderr
     assert "outcome   ok (stage reached: timed)" in done.stdout
     assert "speedup" in done.stdout and "reward" in done.stdout and "eager" in done.stdout
+    assert "on inputs never seen" in done.stdout
     assert list((files / "cache").glob("??/*")), "the cache persists"
     assert not list(files.glob("dk_sandbox*"))
 

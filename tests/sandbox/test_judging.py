@@ -34,6 +34,8 @@ def test_a_correct_kernel_is_timed_and_rewarded(sandbox, task):
     timing = result.timing
     assert timing.candidate.low_ms <= timing.candidate.median_ms <= timing.candidate.high_ms
     assert timing.speedup == pytest.approx(timing.baselines["eager"].median_ms / timing.candidate.median_ms)
+    audited = timing.audited
+    assert 0 < audited.candidate.low_ms <= audited.candidate.median_ms and audited.eager.median_ms > 0 and not audited.replayed
     assert result.coverage == 1.0
     capped = min(timing.speedup, 6.0)
     assert result.reward.total == pytest.approx(0.5 + 0.5 * capped + 0.5)
