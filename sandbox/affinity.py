@@ -2,15 +2,16 @@
 
 A task's reference is costly to make (a process, on a GPU a context of its own, rounding, fresh inputs for the audit),
 and every oracle keeps those that it used last. So candidates of one task go to few oracles, and different tasks to
-different ones. The order of one task's candidates never changes.
+different ones. The order of one task's candidates never changes, but for whose turn it is (`sandbox.lanes`).
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Hashable, Iterable
 from itertools import islice
 
+from sandbox.lanes import Lanes
 from sandbox.records import Record
 
 WARM_TASKS = 6
@@ -28,23 +29,21 @@ class Affinity:
         self._warm: dict[Hashable, OrderedDict[str, None]] = {}
         self._passed: tuple[str, int] = ("", 0)
 
-    def take(self, waiting: deque[Record], worker: Hashable, others: Iterable[Hashable]) -> Record:
+    def take(self, waiting: Lanes, worker: Hashable, others: Iterable[Hashable]) -> Record:
         """Removes and returns what `worker` shall judge next.
 
         First choice is a task that is warm there, then one that is warm with none of `others`, then the first in the
         queue. Who was tried before, or passed over `PATIENCE` times, comes first of all.
 
         Args:
-          waiting: in order of arrival; not empty.
+          waiting: not empty.
           worker: the free oracle. others: the remaining ones.
         """
-        first = waiting[0]
+        first = waiting.first
         passed = self._passed[1] if self._passed[0] == first.id else 0
         chosen = first if first.attempts or passed >= PATIENCE else self._preferred(waiting, worker, others)
-        if chosen is first:
-            waiting.popleft()
-        else:
-            waiting.remove(chosen)
+        waiting.take(chosen)
+        if chosen is not first:
             self._passed = (first.id, passed + 1)
         warm = self._warm.setdefault(worker, OrderedDict())
         warm[chosen.task] = None
@@ -57,7 +56,7 @@ class Affinity:
         """Of an oracle that was replaced."""
         self._warm.pop(worker, None)
 
-    def _preferred(self, waiting: deque[Record], worker: Hashable, others: Iterable[Hashable]) -> Record:
+    def _preferred(self, waiting: Lanes, worker: Hashable, others: Iterable[Hashable]) -> Record:
         own = self._warm.get(worker, ())
         elsewhere = {task for other in others for task in self._warm.get(other, ())}
         unknown = None
@@ -66,4 +65,4 @@ class Affinity:
                 return record
             if unknown is None and record.task not in elsewhere:
                 unknown = record
-        return unknown or waiting[0]
+        return unknown or waiting.first

@@ -130,11 +130,13 @@ class SandboxClient:
         candidates: Sequence[Candidate],
         options: Options | None = None,
         client_key: str | None = None,
+        priority: int = 0,
     ) -> list[str]:
-        """Queues up to 64 candidates and returns their ids at once."""
+        """Queues up to 64 candidates and returns their ids at once. For `priority` see `evaluate`."""
         request = EvaluationRequest(
-            client_key=client_key, task=task, candidates=list(candidates), options=options or Options()
-        )
+            client_key=client_key, client=self._conversation.name, priority=priority, task=task, candidates=list(candidates),
+            options=options or Options(),
+        )  # fmt: skip
         return self._run(self._conversation.submit(request))
 
     def result(self, evaluation_id: str, wait_s: float = LONG_POLL_S) -> EvaluationResult:
@@ -152,10 +154,11 @@ class SandboxClient:
         options: Options | None = None,
         client_key: str | None = None,
         on_result: OnResult | None = None,
+        priority: int = 0,
     ) -> list[EvaluationResult]:
         """Judges any number of candidates and waits for all; `on_result(index, result)` is called in
-        order."""
-        return self._run(self._conversation.evaluate(task, candidates, options, client_key, on_result))
+        order. Of what this client has submitted the highest `priority` (0 to 9; verifications have 1) comes first."""
+        return self._run(self._conversation.evaluate(task, candidates, options, client_key, on_result, priority))
 
     def verify(
         self, arms: Sequence[VerificationTask], options: Options | None = None, client_key: str | None = None
@@ -239,10 +242,12 @@ class AsyncSandboxClient:
         candidates: Sequence[Candidate],
         options: Options | None = None,
         client_key: str | None = None,
+        priority: int = 0,
     ) -> list[str]:
         request = EvaluationRequest(
-            client_key=client_key, task=task, candidates=list(candidates), options=options or Options()
-        )
+            client_key=client_key, client=self._conversation.name, priority=priority, task=task, candidates=list(candidates),
+            options=options or Options(),
+        )  # fmt: skip
         return await self._run(self._conversation.submit(request))
 
     async def result(self, evaluation_id: str, wait_s: float = LONG_POLL_S) -> EvaluationResult:
@@ -258,8 +263,9 @@ class AsyncSandboxClient:
         options: Options | None = None,
         client_key: str | None = None,
         on_result: OnResult | None = None,
+        priority: int = 0,
     ) -> list[EvaluationResult]:
-        return await self._run(self._conversation.evaluate(task, candidates, options, client_key, on_result))
+        return await self._run(self._conversation.evaluate(task, candidates, options, client_key, on_result, priority))
 
     async def verify(
         self, arms: Sequence[VerificationTask], options: Options | None = None, client_key: str | None = None

@@ -12,7 +12,7 @@ import random
 import time
 import uuid
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import httpx
@@ -84,6 +84,8 @@ class Conversation:
     socket: str
     timeout_s: float
     retry_for_s: float
+    name: str = field(default_factory=lambda: uuid.uuid4().hex)
+    """Under which this client's work takes turns with others'."""
 
     def request(self, call: Call) -> Steps[httpx.Response]:
         give_up = time.monotonic() + self.retry_for_s
@@ -157,12 +159,15 @@ class Conversation:
         options: Options | None,
         client_key: str | None,
         on_result: OnResult | None,
+        priority: int = 0,
     ) -> Steps[list[EvaluationResult]]:
         key = client_key or uuid.uuid4().hex
         batches = []
         for start in range(0, len(candidates), MAX_CANDIDATES):
             request = EvaluationRequest(
                 client_key=key if start == 0 else f"{key}/{start}",
+                client=self.name,
+                priority=priority,
                 task=task,
                 candidates=list(candidates[start : start + MAX_CANDIDATES]),
                 options=options or Options(),
@@ -210,7 +215,7 @@ class Conversation:
         self, arms: Sequence[VerificationTask], options: Options | None, client_key: str | None
     ) -> Steps[VerificationResult]:
         request = VerificationRequest(
-            client_key=client_key or uuid.uuid4().hex, arms=list(arms), options=options or Options()
+            client_key=client_key or uuid.uuid4().hex, client=self.name, arms=list(arms), options=options or Options()
         )
         accepted = yield from self.post("/v1/verifications", request, VerificationAccepted)
         while True:

@@ -35,6 +35,8 @@ Baseline = Literal["eager", "torch.compile"]
 InputVariant = Literal["scaled", "sparse", "shifted"]
 Identifier = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=100)]
 ClientKey = Annotated[str, Field(min_length=1, max_length=200)]
+ClientName = Annotated[str, Field(max_length=100)]
+Priority = Annotated[int, Field(ge=0, le=9)]
 
 
 class _Request(BaseModel):
@@ -148,10 +150,13 @@ class Options(_Request):
 
 
 class EvaluationRequest(_Request):
-    """Candidates to judge against one task. Idempotent by `client_key`."""
+    """Candidates to judge against one task. Idempotent by `client_key`. `client`: clients of different names take turns.
+    `priority`: of this client's own work the highest comes first."""
 
     protocol_version: Literal[1] = PROTOCOL_VERSION
     client_key: ClientKey | None = None
+    client: ClientName = ""
+    priority: Priority = 0
     task: TaskSpec
     candidates: list[Candidate] = Field(min_length=1, max_length=MAX_CANDIDATES)
     options: Options = Options()
@@ -271,10 +276,13 @@ class VerificationTask(_Request):
 
 
 class VerificationRequest(_Request):
-    """Paired arms judged interleaved (control, treated, control, ...) on one device."""
+    """Paired arms judged interleaved (control, treated, control, ...) on one device. `client`, `priority`: as for evaluations,
+    which come after verifications where neither says otherwise."""
 
     protocol_version: Literal[1] = PROTOCOL_VERSION
     client_key: ClientKey | None = None
+    client: ClientName = ""
+    priority: Priority = 1
     arms: list[VerificationTask] = Field(min_length=1, max_length=16)
     options: Options = Options()
 

@@ -41,6 +41,8 @@ class Record:
     job: dict[str, Any] | None
     result: EvaluationResult
     created_s: float
+    client: str = ""
+    priority: int = 0
     attempts: int = 0
     cancelled: bool = False
     followers: list[Record] = field(default_factory=list)

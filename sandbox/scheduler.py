@@ -7,17 +7,17 @@ import asyncio
 import logging
 import secrets
 import time
-from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
 from sandbox.affinity import Affinity
+from sandbox.lanes import Lanes
 from sandbox.ledger import Ledger
 from sandbox.metrics import Metrics
 from sandbox.protocol import (
     Candidate,
+    EvaluationRequest,
     EvaluationResult,
-    Options,
     QueueHealth,
     TaskSpec,
     VerificationArm,
@@ -36,6 +36,8 @@ from sandbox.workers import Gates, Worker, WorkerSettings
 
 log = logging.getLogger("sandbox.scheduler")
 MAX_ATTEMPTS = 3
+NOT_OF_THE_BODY = {"client_key", "client", "priority"}
+"""Fields of a request that may differ when it is sent again under its key."""
 RETRY_AFTER_S = 1.0
 
 
@@ -55,7 +57,7 @@ class Scheduler:
         self._gates = Gates(shared_limit=max(1, cores))
         self._workers: list[Worker] = []
         self._ledger = Ledger()
-        self._waiting: deque[Record] = deque()
+        self._waiting = Lanes()
         self._affinity = Affinity()
         self._running: dict[str, tuple[Record, Worker, float]] = {}
         self._leaders: dict[str, Record] = {}
@@ -89,30 +91,26 @@ class Scheduler:
 
     # ------------------------------------------------------------ requests
 
-    def submit(
-        self, task: TaskSpec, candidates: Sequence[Candidate], options: Options, client_key: str | None
-    ) -> list[str]:
+    def submit(self, request: EvaluationRequest) -> list[str]:
         """Queues candidates and returns their ids.
 
         Raises:
           QueueFull: nothing was queued. KeyConflict: the key belongs to another request.
         """
-        body = digest(
-            "evaluation", task.model_dump(), [c.model_dump() for c in candidates], options.model_dump()
-        )
-        known = self._ledger.answer(client_key, body)
+        body = digest("evaluation", request.model_dump(exclude=NOT_OF_THE_BODY))
+        known = self._ledger.answer(request.client_key, body)
         if known is not None:
             return known
-        self._make_room(len(candidates))
-        ids = [self._add(task, candidate, options).id for candidate in candidates]
-        self._ledger.remember_answer(client_key, body, ids)
+        self._make_room(len(request.candidates))
+        ids = [self._add(request, request.task, candidate).id for candidate in request.candidates]
+        self._ledger.remember_answer(request.client_key, body, ids)
         self._dispatch()
         return ids
 
     def submit_verification(self, request: VerificationRequest) -> str:
         """Queues all arms, control and treated taking turns; returns the verification's id. Raises as
         `submit`."""
-        body = digest("verification", request.model_dump(exclude={"client_key"}))
+        body = digest("verification", request.model_dump(exclude=NOT_OF_THE_BODY))
         known = self._ledger.answer(request.client_key, body)
         if known is not None:
             return known
@@ -123,7 +121,7 @@ class Scheduler:
             for number in range(max(len(arm.control), len(arm.treated))):
                 for side, candidates in zip(ids, (arm.control, arm.treated), strict=True):
                     if number < len(candidates):
-                        side.append(self._add(arm.task, candidates[number], request.options).id)
+                        side.append(self._add(request, arm.task, candidates[number]).id)
             arms.append(ids)
         verification_id = f"ver-{secrets.token_hex(8)}"
         self._ledger.add_verification(verification_id, arms)
@@ -230,11 +228,11 @@ class Scheduler:
 
     # ------------------------------------------------------------ life of a record
 
-    def _add(self, task: TaskSpec, candidate: Candidate, options: Options) -> Record:
+    def _add(self, request: EvaluationRequest | VerificationRequest, task: TaskSpec, candidate: Candidate) -> Record:
         job = {
             "task": task.model_dump(),
             "candidate": candidate.model_dump(),
-            "options": options.model_dump(),
+            "options": request.options.model_dump(),
         }
         nameless = task.model_dump(exclude={"name"})
         content = digest("content", nameless, job["candidate"], job["options"])
@@ -246,6 +244,8 @@ class Scheduler:
             job,
             EvaluationResult(id=evaluation_id, language=candidate.language),
             time.monotonic(),
+            client=request.client,
+            priority=request.priority,
         )
         self._ledger.add(record)
         verdict = self._ledger.verdict(content)

@@ -99,7 +99,7 @@ def create_app(settings: Settings, scratch: Path) -> FastAPI:
         _check_task(request.task, offered, "task")
         for number, candidate in enumerate(request.candidates):
             _check_candidate(candidate, request.task, offered, f"candidates.{number}")
-        ids = scheduler().submit(request.task, request.candidates, request.options, request.client_key)
+        ids = scheduler().submit(request)
         return EvaluationsAccepted(ids=ids)
 
     # Declared before the route with an id, which would take "stream" for one.

@@ -1,19 +1,19 @@
 """Candidates of one task go to the oracle that knows it, and nobody waits for ever."""
 
-from collections import deque
-
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sandbox.affinity import PATIENCE, WARM_TASKS, Affinity
+from sandbox.lanes import Lanes
 from sandbox.protocol import EvaluationResult
 from sandbox.records import Record
 
 
 def records(tasks):
-    return deque(
-        Record(f"{n}", f"{n}", task, {}, EvaluationResult(id=f"{n}", language="cpp"), 0.0) for n, task in enumerate(tasks)
-    )
+    waiting = Lanes()
+    for n, task in enumerate(tasks):
+        waiting.append(Record(f"{n}", f"{n}", task, {}, EvaluationResult(id=f"{n}", language="cpp"), 0.0))
+    return waiting
 
 
 def test_two_oracles_share_two_tasks_and_each_keeps_to_its_own():
@@ -33,7 +33,7 @@ def test_an_oracle_without_work_of_its_own_helps_with_anothers():
 
 def test_a_retry_comes_first_and_the_first_is_passed_over_a_bounded_number_of_times():
     affinity, waiting = Affinity(), records("ba" + "a" * 100)
-    waiting[0].attempts = 1
+    waiting.first.attempts = 1
     assert affinity.take(waiting, "x", []).task == "b"
     affinity, waiting = Affinity(), records("a" + "b" + "a" * 100)
     order = "".join(affinity.take(waiting, "x", []).task for _ in range(60))

@@ -7,7 +7,7 @@ import pytest
 
 from sandbox import ledger
 from sandbox import scheduler as scheduler_module
-from sandbox.protocol import EvaluationResult, Options, TaskSpec, VerificationRequest, VerificationTask
+from sandbox.protocol import EvaluationRequest, EvaluationResult, Options, TaskSpec, VerificationRequest, VerificationTask
 from sandbox.records import KeyConflict, QueueFull, UnknownId
 from sandbox.scheduler import Scheduler
 from sandbox.workers import WorkerSettings
@@ -82,8 +82,9 @@ def fake_workers(monkeypatch):
     monkeypatch.setattr(scheduler_module, "Worker", FakeWorker)
 
 
-def submit(scheduler, *names, key=None):
-    return scheduler.submit(TASK, [named(name) for name in names], OPTIONS, key)
+def submit(scheduler, *names, key=None, **more):
+    candidates = [named(name) for name in names]
+    return scheduler.submit(EvaluationRequest(task=TASK, candidates=candidates, options=OPTIONS, client_key=key, **more))
 
 
 def test_a_fault_of_the_judge_is_retried_twice_and_never_remembered():
@@ -115,6 +116,28 @@ def test_control_and_treated_take_turns():
         assert worker.taken == ["c0", "t0", "c1", "t1", "t2"]
         result = await scheduler.wait_verification(verification, 0)
         assert (result.state, len(result.arms[0].control), len(result.arms[0].treated)) == ("done", 2, 3)
+
+    scenario(test)
+
+
+def test_clients_take_turns_and_a_clients_verification_comes_before_its_evaluations():
+    async def test(scheduler, worker):
+        submit(scheduler, "a0", "a1", "a2", "a3", client="a")
+        submit(scheduler, "b0", client="b", priority=9)
+        arm = VerificationTask(task=TASK, control=[named("c0")], treated=[named("t0")])
+        scheduler.submit_verification(VerificationRequest(arms=[arm], options=OPTIONS, client="a"))
+        submit(scheduler, "a4", client="a", priority=2)
+        for _ in range(8):
+            worker.answer()
+        assert worker.taken == ["a0", "a4", "b0", "c0", "t0", "a1", "a2", "a3"]
+
+    scenario(test)
+
+
+def test_a_request_sent_again_under_its_key_is_the_same_from_another_name_and_priority():
+    async def test(scheduler, worker):
+        ids = submit(scheduler, "a", key="key", client="one")
+        assert submit(scheduler, "a", key="key", client="two", priority=3) == ids
 
     scenario(test)
 
