@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import uuid
 from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 
@@ -58,13 +59,14 @@ class SandboxClient:
       socket: path of the server's Unix socket.
       timeout_s: longest silence of the server that is not a long poll.
       retry_for_s: how long a busy or absent server is waited for, per outage; 0 raises at once.
+      name: clients of different names take turns; by default this object has one of its own.
 
     Raises (every method):
       SandboxUnavailable: nobody answers. SandboxBusy: queue full. SandboxRejected: the request is wrong.
     """
 
-    def __init__(self, socket: str | Path, timeout_s: float = 30.0, retry_for_s: float = 0.0):
-        self._conversation = Conversation(str(socket), timeout_s, retry_for_s)
+    def __init__(self, socket: str | Path, timeout_s: float = 30.0, retry_for_s: float = 0.0, name: str | None = None):
+        self._conversation = Conversation(str(socket), timeout_s, retry_for_s, name or uuid.uuid4().hex)
         transport = httpx.HTTPTransport(uds=str(socket))
         self._http = httpx.Client(
             transport=transport, base_url="http://sandbox", timeout=timeout_s, trust_env=False
@@ -187,8 +189,8 @@ class SandboxClient:
 class AsyncSandboxClient:
     """`SandboxClient` with awaitable methods; see there for arguments and errors."""
 
-    def __init__(self, socket: str | Path, timeout_s: float = 30.0, retry_for_s: float = 0.0):
-        self._conversation = Conversation(str(socket), timeout_s, retry_for_s)
+    def __init__(self, socket: str | Path, timeout_s: float = 30.0, retry_for_s: float = 0.0, name: str | None = None):
+        self._conversation = Conversation(str(socket), timeout_s, retry_for_s, name or uuid.uuid4().hex)
         transport = httpx.AsyncHTTPTransport(uds=str(socket))
         self._http = httpx.AsyncClient(
             transport=transport, base_url="http://sandbox", timeout=timeout_s, trust_env=False

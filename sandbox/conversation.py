@@ -12,7 +12,7 @@ import random
 import time
 import uuid
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import httpx
@@ -84,7 +84,7 @@ class Conversation:
     socket: str
     timeout_s: float
     retry_for_s: float
-    name: str = field(default_factory=lambda: uuid.uuid4().hex)
+    name: str
     """Under which this client's work takes turns with others'."""
 
     def request(self, call: Call) -> Steps[httpx.Response]:

@@ -82,8 +82,9 @@ class Gateway:
     """
 
     def __init__(self, socket: str | Path):
-        self._prompt = AsyncSandboxClient(socket)
-        self._patient = AsyncSandboxClient(socket, retry_for_s=PATIENCE_S)
+        name = f"kernelgym {uuid.uuid4().hex}"
+        self._prompt = AsyncSandboxClient(socket, name=name)
+        self._patient = AsyncSandboxClient(socket, retry_for_s=PATIENCE_S, name=name)
         self._tasks: OrderedDict[str, Task] = OrderedDict()
         self._devices: list[str] = []
         self.finished = 0
@@ -111,8 +112,8 @@ class Gateway:
         if request.force_refresh:  # the sandbox answers what it has judged before
             key = f"{key}-{uuid.uuid4().hex}"
             candidate = candidate.model_copy(update={"source": f"{candidate.source}\n# {key[-32:]}\n"})
-        [evaluation_id] = await self._prompt.submit(spec, [candidate], options, key)
-        verdict = asyncio.create_task(self._verdict(spec, candidate, options, key))
+        [evaluation_id] = await self._prompt.submit(spec, [candidate], options, key, request.urgency)
+        verdict = asyncio.create_task(self._verdict(spec, candidate, options, key, request.urgency))
         task = Task(request, evaluation_id, _now(), time.monotonic(), verdict)
         verdict.add_done_callback(lambda _: self._finish(task))
         self._tasks[request.task_id] = task
@@ -121,8 +122,8 @@ class Gateway:
             self._tasks.popitem(last=False)
         return task
 
-    async def _verdict(self, spec, candidate, options, key: str) -> EvaluationResult:
-        [result] = await self._patient.evaluate(spec, [candidate], options, key)
+    async def _verdict(self, spec, candidate, options, key: str, priority: int) -> EvaluationResult:
+        [result] = await self._patient.evaluate(spec, [candidate], options, key, priority=priority)
         return result
 
     def _finish(self, task: Task) -> None:

@@ -80,6 +80,11 @@ class EvaluationRequest(BaseModel):
         """The baseline that the speedup is against, as the sandbox calls it."""
         return "torch.compile" if self.reference_backend in _COMPILE_BASELINES else "eager"
 
+    @property
+    def urgency(self) -> int:
+        """The priority, as the sandbox counts it."""
+        return ("low", "normal", "high").index(self.priority)
+
     def translated(self, devices: list[str]) -> tuple[TaskSpec, Candidate, Options]:
         """The request in the sandbox's protocol.
 

@@ -9,6 +9,7 @@ import httpx
 import pytest
 from starlette.testclient import TestClient
 
+from sandbox.client import AsyncSandboxClient
 from sandbox.compat import kernelbench
 from sandbox.compat.kernelgym import GatewayError, create_app, serve
 from sandbox.compat.kernelgym_models import EvaluationRequest, response_of
@@ -104,6 +105,21 @@ def test_work_can_be_cancelled_and_unknown_work_is_not_found(gym):
     assert gym.delete("/tasks/hangs").status_code == 404
     for path in ("/status/nobody", "/results/nobody"):
         assert gym.get(path).status_code == 404
+
+
+def test_a_requests_priority_reaches_the_sandbox(gym, monkeypatch):
+    asked = []
+    for name in ("submit", "evaluate"):
+        plain = getattr(AsyncSandboxClient, name)
+
+        def spied(self, task, candidates, options, key, *args, plain=plain, **more):
+            asked.append((self._conversation.name, args[0] if args else more["priority"]))
+            return plain(self, task, candidates, options, key, *args, **more)
+
+        monkeypatch.setattr(AsyncSandboxClient, name, spied)
+    for priority in ("low", "high"):
+        assert gym.post("/evaluate", json=payload(f"priority {priority}", priority=priority)).status_code == 200
+    assert [urgency for _, urgency in asked] == [0, 0, 2, 2] and len({name for name, _ in asked}) == 1
 
 
 def test_a_request_that_cannot_be_served_is_refused_with_its_field(gym):
