@@ -44,6 +44,13 @@ class Lanes:
         """Removes a record that waits no longer. Raises ValueError if it does not wait."""
         self._leave(record)
 
+    def room_for(self, client: str, most: int) -> int:
+        """How many more of a client may come, if `most` may wait: what is free, or what is missing to its fair share; then others
+        have more than theirs, and together twice `most` may wait."""
+        own = len(self._lanes.get(client, ()))
+        others = sum(name != client and len(lane) > 0 for name, lane in self._lanes.items())
+        return max(most - len(self), min(most // (others + 1) - own, 2 * most - len(self)), 0)
+
     @property
     def first(self) -> Record:
         """Raises IndexError if nobody waits."""

@@ -101,7 +101,7 @@ class Scheduler:
         known = self._ledger.answer(request.client_key, body)
         if known is not None:
             return known
-        self._make_room(len(request.candidates))
+        self._make_room(request.client, len(request.candidates))
         ids = [self._add(request, request.task, candidate).id for candidate in request.candidates]
         self._ledger.remember_answer(request.client_key, body, ids)
         self._dispatch()
@@ -114,7 +114,7 @@ class Scheduler:
         known = self._ledger.answer(request.client_key, body)
         if known is not None:
             return known
-        self._make_room(sum(len(arm.control) + len(arm.treated) for arm in request.arms))
+        self._make_room(request.client, sum(len(arm.control) + len(arm.treated) for arm in request.arms))
         arms = []
         for arm in request.arms:
             ids: tuple[list[str], list[str]] = ([], [])
@@ -391,10 +391,8 @@ class Scheduler:
                     )
                     worker.kill()
 
-    def _make_room(self, count: int) -> None:
-        if len(self._waiting) + count > self.max_queue:
-            if count > self.max_queue:
-                text = f"the request has {count} candidates, the queue holds {self.max_queue}"
-            else:
-                text = f"{len(self._waiting)} evaluations wait, the queue holds {self.max_queue}"
-            raise QueueFull(text, RETRY_AFTER_S)
+    def _make_room(self, client: str, count: int) -> None:
+        if count > self.max_queue:
+            raise QueueFull(f"the request has {count} candidates, the queue holds {self.max_queue}", RETRY_AFTER_S)
+        if count > self._waiting.room_for(client, self.max_queue):
+            raise QueueFull(f"{len(self._waiting)} evaluations wait, the queue holds {self.max_queue}", RETRY_AFTER_S)

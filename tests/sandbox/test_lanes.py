@@ -77,6 +77,20 @@ def test_what_is_tried_again_comes_first_of_its_like_and_the_cancelled_not_at_al
             lanes.remove(stranger)
 
 
+def test_the_room_of_a_full_queue_is_shared_and_ends_at_twice_its_size():
+    lanes = lanes_of(*((f"{n}", "hog") for n in range(12)))
+    assert [lanes.room_for(client, 12) for client in ("hog", "new")] == [0, 6]
+    for n in range(6):
+        lanes.append(record(f"new {n}", "new"))
+    assert [lanes.room_for(client, 12) for client in ("hog", "new", "third")] == [0, 0, 4]
+    for n in range(5):
+        lanes.append(record(f"many {n}", f"client {n}"))
+    assert [lanes.room_for(client, 12) for client in ("hog", "client 0", "another")] == [0, 0, 1]
+    lanes.append(record("last", "last"))
+    assert lanes.room_for("another", 12) == 0 == lanes.room_for("hog", 12)
+    assert lanes_of(("a", "a")).room_for("a", 12) == 11
+
+
 def test_clients_that_come_and_go_are_forgotten():
     lanes = Lanes()
     for n in range(1000):

@@ -193,6 +193,21 @@ def test_the_queue_takes_all_or_nothing():
     scenario(test, max_queue=2)
 
 
+def test_a_full_queue_has_room_for_who_has_less_than_a_fair_share():
+    async def test(scheduler, worker):
+        submit(scheduler, "runs", *"abcd", client="hog")
+        submit(scheduler, "e", client="hog")
+        with pytest.raises(QueueFull):
+            submit(scheduler, "one more", client="hog")
+        submit(scheduler, "f", "g", client="small")
+        with pytest.raises(QueueFull):
+            submit(scheduler, "h", client="small")
+        submit(scheduler, "i", client="third")
+        assert scheduler.queue.waiting == 8
+
+    scenario(test, max_queue=5)
+
+
 def test_keys_and_ids_are_checked():
     async def test(scheduler, worker):
         ids = submit(scheduler, "a", key="k")
