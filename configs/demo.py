@@ -45,7 +45,7 @@ def get_config() -> ConfigDict:
             kinds=("map", "reduce", "norm", "column"),
             generated=2000,  # tasks made for the cold start
             generated_size="cpu",
-            full_size=200,  # of these, how many have sizes that can be timed, if check_size is not ""
+            full_size=80,  # of these, how many have sizes that can be timed, if check_size is not ""
             check_size="light",  # the others have fewer elements: they are only checked
             rl_generated=0,  # of these, how many RL trains on as well
             rl_fresh=200,  # tasks made for RL alone, that the cold start has not seen
@@ -130,8 +130,8 @@ def get_config() -> ConfigDict:
 
     c.rollout = ConfigDict(
         dict(
-            tasks=4,  # B: tasks a step
-            checked_tasks=8,  # tasks a step whose kernels are only checked: one turn, no skills, a fifth of the time
+            tasks=2,  # B: tasks a step
+            checked_tasks=12,  # tasks a step whose kernels are only checked: one turn, no skills, a fifth of the time
             selections=2,  # k: sampled schemes, plus the null scheme
             rollouts=2,  # n: rollouts a scheme
             turns=2,  # T

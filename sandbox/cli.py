@@ -1,5 +1,5 @@
-"""Command line: `serve` runs a server, `eval` judges one file, `gateway` serves KernelGYM's clients, `doctor` reports on this
-machine."""
+"""Command line: `serve` runs a server, `top` watches one, `eval` judges one file, `gateway` serves KernelGYM's clients, `doctor`
+reports on this machine."""
 
 from __future__ import annotations
 
@@ -96,6 +96,12 @@ def _parser() -> argparse.ArgumentParser:
     gateway.add_argument("--log-level", default="warning", choices=["debug", "info", "warning", "error"])
     gateway.set_defaults(run=_gateway)
 
+    top = commands.add_parser("top", help="watch a running server: queue, rates, outcomes, where the time goes")
+    top.add_argument("--socket", required=True, type=Path, help="of the server")
+    top.add_argument("--every", type=float, default=1.0, help="seconds between two looks (default: %(default)s)")
+    top.add_argument("--once", action="store_true", help="print one view, of the first two looks, and end")
+    top.set_defaults(run=_top)
+
     doctor = commands.add_parser("doctor", help="report what this machine offers and what is missing")
     doctor.set_defaults(run=_doctor)
     return parser
@@ -144,6 +150,16 @@ def _serve(arguments: argparse.Namespace) -> int:
         serve(settings, arguments.socket, log_level=arguments.log_level)
     except (SettingsError, ServerError) as error:
         raise UsageError(str(error)) from error
+    return 0
+
+
+def _top(arguments: argparse.Namespace) -> int:
+    from sandbox.top import watch
+
+    if not 0.1 <= arguments.every <= 3600:
+        raise UsageError(f"--every is {arguments.every:g} seconds; it must be between 0.1 and 3600")
+    with SandboxClient(arguments.socket) as client:
+        watch(client, arguments.every, once=arguments.once)
     return 0
 
 

@@ -34,6 +34,8 @@ class Gate:
     clock: Callable[[], float]
     _shared: set[Hashable] = field(default_factory=set)
     _alone: Hashable | None = None
+    _alone_since_s: float = 0.0
+    _alone_s: float = 0.0
     _waiting_shared: list[_Request] = field(default_factory=list)
     _waiting_alone: list[_Request] = field(default_factory=list)
 
@@ -46,17 +48,23 @@ class Gate:
     def release(self, holder: Hashable) -> None:
         """Gives access back, or withdraws a request that still waits."""
         self._shared.discard(holder)
-        if self._alone == holder:
+        if self._alone is not None and self._alone == holder:
+            self._alone_s = self.alone_s
             self._alone = None
         for queue in (self._waiting_shared, self._waiting_alone):
             queue[:] = [request for request in queue if request.holder != holder]
         self._advance()
 
+    @property
+    def alone_s(self) -> float:
+        """Seconds that the device has been someone's alone."""
+        return self._alone_s + (self.clock() - self._alone_since_s if self._alone is not None else 0.0)
+
     def _advance(self) -> None:
         while self._alone is None:
             if self._waiting_alone and not self._shared:
                 request = self._waiting_alone.pop(0)
-                self._alone = request.holder
+                self._alone, self._alone_since_s = request.holder, self.clock()
             elif self._waiting_shared and len(self._shared) < self.shared_limit and not self._impatient():
                 request = self._waiting_shared.pop(0)
                 self._shared.add(request.holder)

@@ -13,6 +13,8 @@ _HELP = {
     "sandbox_rejected_requests_total": ("counter", "Requests answered with an error, by status"),
     "sandbox_queue_waiting": ("gauge", "Evaluations that wait for an oracle"),
     "sandbox_queue_running": ("gauge", "Evaluations that run"),
+    "sandbox_running": ("gauge", "Evaluations that run, by the stage that they have reached"),
+    "sandbox_exclusive_seconds_total": ("counter", "Time that a device was kept for timing alone"),
     "sandbox_workers_ready": ("gauge", "Oracle processes that are up"),
 }
 
@@ -28,10 +30,10 @@ class Metrics:
         _HELP[name]
         self._values[name][_label(label)] += value
 
-    def set(self, name: str, value: float) -> None:
-        """Sets a gauge."""
+    def set(self, name: str, value: float, **label: str) -> None:
+        """Sets a gauge, or a counter that is kept elsewhere. Raises KeyError for a name that is not declared."""
         _HELP[name]
-        self._values[name][""] = value
+        self._values[name][_label(label)] = value
 
     def text(self) -> str:
         """The exposition text; metrics without a value show as 0."""

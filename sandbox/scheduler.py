@@ -8,7 +8,7 @@ import logging
 import secrets
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_args
 
 from sandbox.affinity import Affinity
 from sandbox.lanes import Lanes
@@ -19,6 +19,7 @@ from sandbox.protocol import (
     EvaluationRequest,
     EvaluationResult,
     QueueHealth,
+    Stage,
     TaskSpec,
     VerificationArm,
     VerificationRequest,
@@ -224,6 +225,11 @@ class Scheduler:
         self.metrics.set("sandbox_queue_waiting", queue.waiting)
         self.metrics.set("sandbox_queue_running", queue.running)
         self.metrics.set("sandbox_workers_ready", queue.workers_ready)
+        reached = [record.result.stage for record, _, _ in self._running.values()]
+        for stage in get_args(Stage):
+            self.metrics.set("sandbox_running", reached.count(stage), stage=stage)
+        for device, seconds in self._gates.alone_s.items():
+            self.metrics.set("sandbox_exclusive_seconds_total", seconds, device=device)
         return self.metrics.text()
 
     # ------------------------------------------------------------ life of a record

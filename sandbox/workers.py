@@ -65,6 +65,11 @@ class Gates:
         self._shared_limit = shared_limit
         self._gates: dict[str, Gate] = {}
 
+    @property
+    def alone_s(self) -> dict[str, float]:
+        """Seconds that each device has been someone's alone."""
+        return {resource: gate.alone_s for resource, gate in self._gates.items()}
+
     def of(self, resource: str) -> Gate:
         if resource not in self._gates:
             self._gates[resource] = Gate(self._shared_limit, PATIENCE_S, time.monotonic)

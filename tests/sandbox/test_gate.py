@@ -31,6 +31,23 @@ def test_ordinary_work_shares_up_to_the_limit():
     assert bench.inside == ["b", "c"]
 
 
+def test_time_alone_is_counted_also_while_it_lasts():
+    bench = Bench()
+    bench.now = 1.0
+    bench.ask("T", exclusive=True)
+    bench.now = 3.0
+    assert bench.gate.alone_s == 2.0
+    bench.leave("T")
+    bench.ask("a")
+    bench.now = 9.0
+    bench.leave("a")
+    assert bench.gate.alone_s == 2.0
+    bench.ask("U", exclusive=True)
+    bench.now = 9.5
+    bench.gate.release("withdrawn")
+    assert bench.gate.alone_s == 2.5
+
+
 def test_timing_is_alone():
     bench = Bench()
     bench.ask("a")
