@@ -33,7 +33,7 @@ class Affinity:
         """Removes and returns what `worker` shall judge next.
 
         First choice is a task that is warm there, then one that is warm with none of `others`, then the first in the
-        queue. Who was tried before, or passed over `PATIENCE` times, comes first of all.
+        queue. Where the first was tried before, or passed over `PATIENCE` times, it comes before all of these.
 
         Args:
           waiting: not empty.

@@ -69,13 +69,13 @@ def view(before: Look, now: Look) -> Group:
     return Group(head, work, reached, cached, *(table for table in tables if table.row_count))
 
 
-def watch(client: SandboxClient, every_s: float, *, once: bool = False, console: Console | None = None) -> None:
+def watch(client: SandboxClient, every_s: float, *, once: bool = False) -> None:
     """Shows the server until interrupted, or `once`.
 
     Raises:
       SandboxUnavailable: it is gone.
     """
-    console = console or Console()
+    console = Console()
     if not console.is_terminal:
         console.width = WIDTH
     views = _views(client, every_s)

@@ -32,8 +32,6 @@ NVCC_FLAGS = (
     "-DTORCH_API_INCLUDE_EXTENSION_H",
 )
 """What PyTorch compiles CUDA extensions with."""
-HOST_FLAGS = ("-DCUDA_API_PER_THREAD_DEFAULT_STREAM=1",)
-"""For host code beside it: the same as `--default-stream=per-thread` for nvcc."""
 DISASSEMBLER_S = 60.0
 DISASSEMBLER_MEMORY_BYTES = 2 << 30
 LISTING_BYTES = 16 << 20
@@ -50,6 +48,15 @@ def refusal(device: str) -> str | None:
     )
 
 
+def _names_a_stream(flags: Sequence[str]) -> bool:
+    return any("default-stream" in flag for flag in flags)
+
+
+def host_flags(flags: Sequence[str]) -> list[str]:
+    """For C++ files beside CUDA ones that are compiled with `flags`: the same default stream (see `compile_command`)."""
+    return [] if _names_a_stream(flags) else ["-DCUDA_API_PER_THREAD_DEFAULT_STREAM=1"]
+
+
 def compile_command(cuda: Cuda, arch: str, host_compiler: str, flags: Sequence[str]) -> list[str]:
     """nvcc with everything but includes and files. A candidate that names an architecture itself gets that
     one.
@@ -58,7 +65,7 @@ def compile_command(cuda: Cuda, arch: str, host_compiler: str, flags: Sequence[s
     (`sandbox.jail.device_cuda`): so they can be captured.
     """
     command = [cuda.nvcc, *NVCC_FLAGS, "-ccbin", host_compiler]
-    if not any("default-stream" in flag for flag in flags):
+    if not _names_a_stream(flags):
         command.append("--default-stream=per-thread")
     if not any("arch" in flag or "gencode" in flag for flag in flags):
         command.append(f"-gencode=arch=compute_{arch.removeprefix('sm_')},code={arch}")

@@ -26,7 +26,7 @@ from typing import Literal
 from sandbox.build import BuildFailed, BuildUnavailable
 from sandbox.build.artifacts import ArtifactStore
 from sandbox.build.cpp import disk_full
-from sandbox.build.cuda import HOST_FLAGS, compile_command, kernels_in, link_flags, refusal
+from sandbox.build.cuda import compile_command, host_flags, kernels_in, link_flags, refusal
 from sandbox.build.extension import CUDA_SUFFIXES, ExtensionRequest
 from sandbox.build.headers import BASE_FLAGS, Headers
 from sandbox.build.locks import build_lock
@@ -299,7 +299,8 @@ class ExtensionBuilder:
                 flags = compile_command(cuda, self._arch, compiler, request.cuda_flags)
                 command = [*flags, name, *includes, "-c", unit, "-o", target]
             else:
-                command = [compiler, name, *BASE_FLAGS, *(HOST_FLAGS if cuda else ()), *includes, *request.cflags]
+                stream = host_flags(request.cuda_flags) if cuda else []
+                command = [compiler, name, *BASE_FLAGS, *stream, *includes, *request.cflags]
                 command += ["-fmax-errors=20", "-fdiagnostics-color=never", "-c", unit, "-o", target]
             lines.append(f"{shlex.join(command)} >{number}.log 2>&1 & p{number}=$!")
             waits.append(f"wait $p{number} || failed=1")

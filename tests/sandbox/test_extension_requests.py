@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sandbox.build.artifacts import ArtifactStore
-from sandbox.build.cuda import compile_command, refusal
+from sandbox.build.cuda import compile_command, host_flags, refusal
 from sandbox.build.extension import BINDING_UNIT, RequestRefused, parse_request
 from sandbox.build.flags import check_cpp, check_cuda, check_link, header_flags
 from sandbox.build.headers import MAX_PRECOMPILED, Headers, names_at_namespace_scope
@@ -265,6 +265,8 @@ def test_nvcc_compiles_for_the_task_s_gpu_unless_the_candidate_names_one(tmp_pat
     assert "--default-stream=per-thread" in named
     legacy = compile_command(cuda, "sm_90", "g++", ["-default-stream=legacy"])
     assert [word for word in legacy if "default-stream" in word] == ["-default-stream=legacy"]
+    # C++ files beside them have the same.
+    assert "-DCUDA_API_PER_THREAD_DEFAULT_STREAM=1" in host_flags([]) and host_flags(["-default-stream=legacy"]) == []
 
 
 def test_cuda_on_a_machine_without_a_gpu_is_refused_with_a_reason():
