@@ -125,6 +125,27 @@ def test_a_glance_that_sees_nobody_at_work_ends_all_the_same():
     assert seen.own + seen.libraries == 0 and time.monotonic() - start < 5
 
 
+SLOW_HONEST, FIG_LEAF = OwnTime(own=57, libraries=5, call_ms=0.9), OwnTime(own=1, libraries=200, call_ms=0.9)
+
+
+@pytest.mark.parametrize(("long_look", "told"), [(SLOW_HONEST, None), (FIG_LEAF, FIG_LEAF)])
+def test_a_bare_kernel_s_share_counts_where_the_longer_look_points_to_libraries_too(monkeypatch, long_look, told):
+    looks = [OwnTime(own=5, libraries=3, call_ms=0.9), long_look]
+    assert looks[0].points_elsewhere and SLOW_HONEST.rules
+    monkeypatch.setattr(own_time, "measure_own_time", lambda *_, **__: looks.pop(0))
+    job = SimpleNamespace(candidate=SimpleNamespace(form="kernel"), options=SimpleNamespace(time_s=10.0, memory_bytes=1))
+    side = SimpleNamespace(call_ms=0.9, calls=10, deadline=lambda: 10.0)
+    seen = own_time.own_time_of(job, side, SimpleNamespace(pid=1), SimpleNamespace(libraries={(1, 2)}))
+    assert seen == told and not looks
+    verdict = SimpleNamespace(coverage=1.0, notes=[], speed_rewarded=True)
+    if told is None:
+        own_time.rule(seen, verdict, may_look=True)
+        assert (verdict.coverage, verdict.notes, verdict.speed_rewarded) == (1.0, [], True)
+    else:
+        with pytest.raises(Failure, match="hardly any work"):
+            own_time.rule(seen, verdict, may_look=True)
+
+
 def test_who_forbids_to_be_looked_at_where_others_do_not_has_failed():
     hidden, verdict = OwnTime(problem="ptrace: Operation not permitted", forbidden=True), SimpleNamespace(notes=[])
     own_time.rule(hidden, verdict, may_look=False)
