@@ -84,7 +84,7 @@ def get_config() -> ConfigDict:
             language="cpp",
             form="kernel",
             isolation="",  # "strict", "standard" or "none"; "" takes the best that the host offers
-            workers=2,
+            workers=3,  # one more than cores: two left them idle for a quarter of the time
             threads=2,  # threads of candidate and baseline alike
             correctness_trials=2,
             timing="quick",
@@ -97,8 +97,9 @@ def get_config() -> ConfigDict:
             retry_for_s=600.0,  # how long a dead or busy sandbox is waited for
         )
     )
-    # streams: microbatches in work at once (on a CPU, one a core). memory_fraction: of a GPU shared with the sandbox, what JAX may take
-    # (0 leaves JAX its default). length_step: the cold start's rows are padded to multiples of it, each compiled once.
+    # streams: microbatches, and batches that are sampled, in work at once (on a CPU, one a core). memory_fraction: of a GPU shared
+    # with the sandbox, what JAX may take (0 leaves JAX its default). length_step: the cold start's rows are padded to multiples of
+    # it, each compiled once.
     c.learner = ConfigDict(dict(streams=2, memory_fraction=0.0, length_step=128))
     c.reward = ConfigDict(dict(w_correct=1.0, w_speed=0.5, w_coverage=0.0, speedup_cap=2.5))
 
@@ -141,7 +142,7 @@ def get_config() -> ConfigDict:
             max_selection_tokens=48,
             max_summary_tokens=160,
             max_context_tokens=1024,
-            max_rows=64,  # rows decoded at once
+            max_rows=36,  # rows decoded at once by each of learner.streams
             cache_step=256,  # their caches grow in multiples of it, each compiled once
             headers=8,  # skill headers shown to the selection agent
             max_skills=2,  # skills a scheme may inject
@@ -165,12 +166,12 @@ def get_config() -> ConfigDict:
             dual_clip=3.0,
             loss_scale=100.0,
             weight_policy=1.0,
-            weight_selection=0.3,
-            weight_summary=0.5,
+            weight_selection=0.1,  # few sequences stand for these agents in a step: at more, theirs is most of the gradient
+            weight_summary=0.05,
             min_group_std=1e-3,
             profiling_low=0.0,  # profiling rejection starts here; 0 switches it off (no profiler on a CPU)
             profiling_width=0.1,
-            microbatch=16,
+            microbatch=8,
             length_step=256,  # as the learner's: a program more costs as much as some steps' padding
             checkpoint_every=1,
             keep_rollouts=True,

@@ -70,6 +70,7 @@ def get_config() -> ConfigDict:
         )
     )
     c.rl.update(dict(steps=12, only=(), lr=1e-4, decay=False, clip_norm=1.0, microbatch=8, loss_scale=1000.0))
+    c.rl.update(dict(weight_selection=0.3, weight_summary=0.5))
     c.rl.checkpoint_every = 2
     c.rl.profiling_low = 0.3
     c.skills.update(dict(max_triggers=3, max_verifications=3, pairs_per_look=2, looks=2))

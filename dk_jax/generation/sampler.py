@@ -1,6 +1,6 @@
 """Batched sampling: prompts in, tokens with their log-probs and stop reasons out.
 
-    sort the rows by prompt, cut them into batches of at most max_batch, and for each batch
+    sort the rows by prompt, cut them into batches of at most max_batch, and for each batch (`streams` of them at a time)
       1. prefill every distinct prompt once, without its last token, and copy the caches to its rows
       2. feed each row's last token, choose the next one, feed it, ... in jitted blocks of steps that leave
          early once every row has finished; caches are donated from block to block
@@ -23,7 +23,9 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -53,6 +55,8 @@ class SamplerConfig:
       block: decode steps between two looks from the host at whether all rows have finished.
       cache_step: caches grow in multiples of this many slots; fewer, larger steps compile less and read more.
       prefill_tokens: about how many tokens are prefilled at once; bounds the memory of attention scores.
+      streams: batches decoded at once, each by a thread of its own, for which rows are cut into at least as many batches of like
+        size. More than 1 helps on a CPU only, where XLA runs most of a small model's operations on one thread.
     """
 
     eos_id: int
@@ -65,9 +69,10 @@ class SamplerConfig:
     block: int = 32
     cache_step: int = 256
     prefill_tokens: int = 16_384
+    streams: int = 1
 
     def __post_init__(self):
-        for name in ("max_new_tokens", "max_length_tokens", "block", "cache_step", "prefill_tokens"):
+        for name in ("max_new_tokens", "max_length_tokens", "block", "cache_step", "prefill_tokens", "streams"):
             if getattr(self, name) < 1:
                 raise ValueError(f"SamplerConfig.{name} is {getattr(self, name)}; it must be at least 1")
         for name in ("batch_buckets", "prompt_buckets"):
@@ -122,6 +127,8 @@ class Sampler:
         self.config = config
         self._static = static
         self._compiled = [0]
+        self._sizes_seen: set[tuple[int, ...]] = set()
+        self._first_of_size = threading.Lock()
         self._unstack = self._jit(lambda params: unstack_for_decode(static, params))
         self._prefill = self._jit(lambda params, tokens, lengths: prefill(static, params, tokens, lengths)[1])
         self._place = self._jit(partial(_place, static.cfg.n_kv_heads - static.cfg.shifted_kv_heads), donate_argnums=0)
@@ -174,8 +181,8 @@ class Sampler:
         decode_params = self._unstack(params)
         order = sorted(range(len(prompts)), key=lambda i: (len(prompts[i]), tuple(prompts[i]), i))
         samples: list[Sample | None] = [None] * len(prompts)
-        for start in range(0, len(order), self.config.batch_buckets[-1]):
-            rows = order[start : start + self.config.batch_buckets[-1]]
+
+        def run(rows: list[int]) -> None:
             batch = self._sample_batch(
                 params,
                 decode_params,
@@ -187,7 +194,27 @@ class Sampler:
             )
             for i, sample in zip(rows, batch, strict=True):
                 samples[i] = sample
+
+        batches = self._cut(order)
+        if self.config.streams == 1 or len(batches) == 1:
+            for rows in batches:
+                run(rows)
+        else:
+            with ThreadPoolExecutor(self.config.streams) as pool:
+                # Longest prompts first: with them the last thread is busy for the shortest time alone.
+                list(pool.map(run, reversed(batches)))
         return samples
+
+    def _cut(self, order: list[int]) -> list[list[int]]:
+        """The rows of each batch; what belongs together depends on their number alone."""
+        largest, streams = self.config.batch_buckets[-1], self.config.streams
+        if streams == 1:
+            return [order[start : start + largest] for start in range(0, len(order), largest)]
+        number = -(-len(order) // largest)
+        if len(order) > self.config.batch_buckets[0]:
+            number = min(_round_up(number, streams), len(order))
+        cuts = [len(order) * i // number for i in range(number + 1)]
+        return [order[start:end] for start, end in zip(cuts, cuts[1:], strict=False)]
 
     def _sample_batch(
         self, params, decode_params, prompts, agents, keys, max_new, temperature
@@ -219,8 +246,9 @@ class Sampler:
             step = len(blocks) * config.block
             slots = _round_up(base + step + config.block + 1, config.cache_step)
             if slots > cache[0][0].shape[-1]:
-                cache = self._grow(cache, slots)
-            cache, rows, block = self._decode(
+                cache = self._once(self._grow, size, cache[0][0].shape[-1], slots)(cache, slots)
+            decode = self._once(self._decode, size, cache[0][0].shape[-1], config.top_p < 1)
+            cache, rows, block = decode(
                 decode_params,
                 cache,
                 rows,
@@ -257,7 +285,9 @@ class Sampler:
                 lengths[i] = len(prefix)
             source = np.full(size, -1, np.int32)
             source[: len(prefixes)] = [where.get(prefix, -1) for prefix in prefixes]
-            cache = self._place(cache, self._prefill(params, tokens, lengths), source, lengths, np.int32(base))
+            prefilled = self._once(self._prefill, width, base)(params, tokens, lengths)
+            place = self._once(self._place, width, base, size, cache[0][0].shape[-1])
+            cache = place(cache, prefilled, source, lengths, np.int32(base))
         return cache
 
     def _decode_block(self, params, cache, rows: _Rows, base, temperature, top_p, *, nucleus):
@@ -316,6 +346,20 @@ class Sampler:
                 )
             )
         return samples
+
+    def _once(self, program: Callable, *sizes: int) -> Callable:
+        """The program, which threads that need it for the same new sizes at the same time will not compile twice."""
+        key = (id(program), *sizes)
+        if key in self._sizes_seen:
+            return program
+
+        def first(*args, **kwargs):
+            with self._first_of_size:
+                out = program(*args, **kwargs)
+                self._sizes_seen.add(key)
+                return out
+
+        return first
 
     def _jit(self, function, **options):
         def traced(*args, **kwargs):

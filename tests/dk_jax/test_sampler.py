@@ -164,6 +164,23 @@ class TestRowsAreIndependent:
         for i in (0, 4, 6, 8):
             _assert_same(together[i], _sample([prompts[i]], [agents[i]], [keys[i]])[0], exact=False)
 
+    @pytest.mark.parametrize("streams", [2, 3])
+    def test_streams_only_share_out_the_batches(self, streams):
+        prompts = _prompts([12, 3, 7, 16, 1, 9, 30, 2, 5, 6, 4])
+        agents, keys = [i % 3 for i in range(11)], list(range(11))
+        config = dataclasses.replace(SIZES, streams=streams)
+        together = _sample(prompts, agents, keys, config=config)
+        for i, alone in enumerate(_sample(prompts, agents, keys)):
+            _assert_same(together[i], alone, exact=False)
+        for one, again in zip(together, _sample(prompts, agents, keys, config=config), strict=True):
+            _assert_same(one, again)
+
+    def test_what_goes_wrong_in_one_stream_is_raised(self, monkeypatch):
+        sampler = make_sampler(_backbone()[0], dataclasses.replace(SIZES, streams=2))
+        monkeypatch.setattr(sampler, "_collect", lambda *_: (_ for _ in ()).throw(MemoryError("no room")))
+        with pytest.raises(MemoryError, match="no room"):
+            sampler.sample(_backbone()[1], _prompts([3] * 8), [0] * 8, list(range(8)))
+
     @pytest.mark.parametrize("shifted", [0, 1])
     def test_growing_the_cache_changes_nothing(self, shifted):
         cfg = dataclasses.replace(CFG, shifted_kv_heads=shifted)
@@ -209,6 +226,19 @@ class TestCompilations:
         assert sampler.compilations == first
         sampler.sample(params, _prompts([30]), [0], [0])  # the next prompt bucket shares the decode program
         assert sampler.compilations == first + 2
+
+    def test_streams_compile_nothing_twice(self):
+        sampler = make_sampler(_backbone()[0], dataclasses.replace(SIZES, streams=2))
+        sampler.sample(_backbone()[1], _prompts([9] * 8), [0] * 8, list(range(8)))
+        assert sampler.compilations == 4
+
+    @pytest.mark.parametrize(
+        ("rows", "sizes"), [(3, [3]), (4, [4]), (5, [2, 3]), (9, [2, 2, 2, 3]), (16, [4, 4, 4, 4]), (17, [2, 3, 3, 3, 3, 3])]
+    )
+    def test_two_streams_get_batches_of_like_size(self, rows, sizes):
+        cut = make_sampler(_backbone()[0], dataclasses.replace(SIZES, streams=2))._cut(list(range(rows)))
+        assert [len(batch) for batch in cut] == sizes
+        assert [row for batch in cut for row in batch] == list(range(rows))
 
     def test_samplers_that_draw_otherwise_share_programs(self):
         static, params = _backbone()
