@@ -151,11 +151,11 @@ def get_config() -> ConfigDict:
     )
     c.rl = ConfigDict(
         dict(
-            steps=22,
+            steps=32,
             epochs=1,  # updates from one step's rollouts; beyond the first, clipping bounds them
             only=("mlp", "heads"),  # modules that RL changes; () for all. Attention holds what copies the task, and needs no change
             optimizer="adamw",
-            lr=1e-3,
+            lr=8e-4,
             warmup=2,  # steps
             decay=True,  # cosine to a tenth of lr over rl.steps, which then can't be changed on resuming
             weight_decay=0.0,
