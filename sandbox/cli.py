@@ -1,9 +1,10 @@
-"""Command line: `serve` runs a server, `top` watches one, `eval` judges one file, `gateway` serves KernelGYM's clients, `doctor`
-reports on this machine."""
+"""Command line: `serve` runs a server, `top` watches one, `bench` measures one, `eval` judges one file, `gateway` serves KernelGYM's
+clients, `doctor` reports on this machine."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import os
 import signal
@@ -19,6 +20,7 @@ from pydantic import ValidationError
 
 from sandbox.client import SandboxBusy, SandboxClient, SandboxRejected, SandboxUnavailable
 from sandbox.jail.plan import LEVELS
+from sandbox.logs import LOG_FORMATS, configure
 from sandbox.protocol import Candidate, EvaluationResult, Options, TaskSpec
 
 START_S = 120.0
@@ -58,7 +60,15 @@ def _parser() -> argparse.ArgumentParser:
         choices=["cpp", "triton", "cuda"],
         help="refuse to start when candidates of this language cannot be judged",
     )
+    serve.add_argument(
+        "--drain-s",
+        type=float,
+        default=0.0,
+        help="told to end (SIGTERM, Ctrl-C), finish what is queued for up to so many seconds, and take no more; told again, end at "
+        "once (default: %(default)s)",
+    )
     serve.add_argument("--log-level", default="warning", choices=["debug", "info", "warning", "error"])
+    serve.add_argument("--log-format", default="text", choices=LOG_FORMATS, help="json: an object a line, with evaluation ids")
     serve.set_defaults(run=_serve)
 
     evaluate = commands.add_parser("eval", help="judge one candidate file against one task file")
@@ -102,6 +112,13 @@ def _parser() -> argparse.ArgumentParser:
     top.add_argument("--once", action="store_true", help="print one view, of the first two looks, and end")
     top.set_defaults(run=_top)
 
+    bench = commands.add_parser("bench", help="measure a server: cost of a call, time to a verdict, verdicts a second, spread")
+    bench.add_argument("--socket", type=Path, help="of an idle server, instead of a private one with an empty cache")
+    bench.add_argument("--candidates", type=int, default=16, help="new candidates for each measurement (default: %(default)s)")
+    bench.add_argument("--json", action="store_true", help="print the numbers as JSON")
+    _server_arguments(bench)
+    bench.set_defaults(run=_bench)
+
     doctor = commands.add_parser("doctor", help="report what this machine offers and what is missing")
     doctor.set_defaults(run=_doctor)
     return parser
@@ -125,9 +142,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     from sandbox.server import ServerError, serve
     from sandbox.settings import SettingsError, capabilities, make_settings
 
-    logging.basicConfig(
-        level=arguments.log_level.upper(), format="%(asctime)s %(name)s %(levelname)s %(message)s"
-    )
+    configure(arguments.log_level, arguments.log_format)
     try:
         settings = make_settings(
             device=arguments.device or "auto",
@@ -136,6 +151,9 @@ def _serve(arguments: argparse.Namespace) -> int:
             cache=arguments.cache,
             max_queue=arguments.max_queue,
             isolation=arguments.isolation,
+            drain_s=arguments.drain_s,
+            log_level=arguments.log_level.upper(),
+            log_format=arguments.log_format,
         )
         languages = capabilities(settings).languages
         for language in arguments.require:
@@ -160,6 +178,27 @@ def _top(arguments: argparse.Namespace) -> int:
         raise UsageError(f"--every is {arguments.every:g} seconds; it must be between 0.1 and 3600")
     with SandboxClient(arguments.socket) as client:
         watch(client, arguments.every, once=arguments.once)
+    return 0
+
+
+def _bench(arguments: argparse.Namespace) -> int:
+    from sandbox.bench import BenchError, run
+
+    if not 1 <= arguments.candidates <= 1024:
+        raise UsageError(f"--candidates is {arguments.candidates}; it must be between 1 and 1024")
+    device = arguments.device if arguments.device not in (None, "auto") else _default_device("triton")
+    say = (lambda text: print(f"... {text}", file=sys.stderr, flush=True)) if sys.stderr.isatty() else (lambda _: None)
+    with tempfile.TemporaryDirectory(prefix="dk_sandbox_bench-") as cache:
+        if arguments.socket is not None and arguments.isolation is not None:
+            with SandboxClient(arguments.socket) as client:
+                _check_level(client.health().level, arguments)
+        arguments.cache = arguments.cache or cache
+        with _server(arguments, device, workers=arguments.workers) as path, SandboxClient(path, retry_for_s=START_S) as client:
+            try:
+                report = run(client, device, arguments.candidates, say)
+            except BenchError as error:
+                raise UsageError(str(error)) from error
+    print(json.dumps(report.as_dict(), indent=1) if arguments.json else "\n".join(report.lines()))
     return 0
 
 
@@ -202,7 +241,7 @@ def _eval(arguments: argparse.Namespace) -> int:
         first = error.errors()[0]
         raise UsageError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
     with (
-        _server(arguments, device) as socket_path,
+        _server(arguments, device, workers=1) as socket_path,
         SandboxClient(socket_path, retry_for_s=START_S) as sandbox,
     ):
         if arguments.socket is not None and arguments.isolation is not None:
@@ -246,8 +285,12 @@ def _default_device(language: str) -> str:
 
 
 @contextmanager
-def _server(arguments: argparse.Namespace, device: str) -> Iterator[Path]:
-    """The server that `--socket` names, else a private one that ends with this command."""
+def _server(arguments: argparse.Namespace, device: str, workers: int | None) -> Iterator[Path]:
+    """The server that `--socket` names, else a private one that ends with this command.
+
+    Args:
+      workers: of a private one; its own choice if None.
+    """
     if arguments.socket is not None:
         yield arguments.socket
         return
@@ -262,14 +305,15 @@ def _server(arguments: argparse.Namespace, device: str) -> Iterator[Path]:
             str(path),
             "--device",
             device,
-            "--workers",
-            "1",
             "--log-level",
             "error",
         ]
-        for name in ("threads", "cache", "isolation"):
-            if getattr(arguments, name) is not None:
-                command += [f"--{name}", str(getattr(arguments, name))]
+        if workers is not None:
+            command += ["--workers", str(workers)]
+        for name in ("threads", "cache", "isolation", "max-queue"):
+            value = getattr(arguments, name.replace("-", "_"))
+            if value is not None:
+                command += [f"--{name}", str(value)]
         # A session of its own: Ctrl-C reaches this command, which then ends the server in good order.
         server = subprocess.Popen(
             command, stdout=sys.stderr, start_new_session=True, env=_with_package_path()

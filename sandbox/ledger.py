@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Any
 
-from sandbox.protocol import EvaluationResult
+from sandbox.protocol import EvaluationResult, VerificationArm, VerificationResult
 from sandbox.records import KeyConflict, Record, UnknownId
 
 CACHED_VERDICTS = 20_000
@@ -41,6 +41,10 @@ class Ledger:
             raise UnknownId(evaluation_id)
         return record
 
+    def unfetched(self) -> list[Record]:
+        """Evaluations whose results nobody has been given, be they done or not."""
+        return [record for record in self._records.values() if not record.fetched]
+
     def add_verification(self, verification_id: str, arms: Arms) -> None:
         self._verifications[verification_id] = arms
         _bound(self._verifications, KEPT_KEYS)
@@ -51,6 +55,16 @@ class Ledger:
         if arms is None:
             raise UnknownId(verification_id)
         return arms
+
+    def verification(self, verification_id: str) -> VerificationResult:
+        """All results of a verification as they are now. Raises UnknownId."""
+        arms = [
+            VerificationArm(control=[self.record(one).result for one in control], treated=[self.record(one).result for one in treated])
+            for control, treated in self.arms(verification_id)
+        ]
+        states = {result.state for arm in arms for result in (*arm.control, *arm.treated)}
+        state = "done" if states == {"done"} else "queued" if states == {"queued"} else "running"
+        return VerificationResult(id=verification_id, state=state, arms=arms)
 
     def answer(self, client_key: str | None, body: str) -> Any:
         """What the request with this key was answered, None if there was none.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 
+from sandbox.protocol import EvaluationResult
+
 _HELP = {
     "sandbox_evaluations_total": ("counter", "Finished evaluations by outcome"),
     "sandbox_cached_total": ("counter", "Evaluations answered from the cache of verdicts"),
@@ -14,6 +16,8 @@ _HELP = {
     "sandbox_queue_waiting": ("gauge", "Evaluations that wait for an oracle"),
     "sandbox_queue_running": ("gauge", "Evaluations that run"),
     "sandbox_running": ("gauge", "Evaluations that run, by the stage that they have reached"),
+    "sandbox_builds_total": ("counter", "Extensions that were asked for, by the road that built them, or failed"),
+    "sandbox_builds_cached_total": ("counter", "Extensions found in the cache"),
     "sandbox_exclusive_seconds_total": ("counter", "Time that a device was kept for timing alone"),
     "sandbox_workers_ready": ("gauge", "Oracle processes that are up"),
 }
@@ -35,13 +39,21 @@ class Metrics:
         _HELP[name]
         self._values[name][_label(label)] = value
 
+    def count_work(self, result: EvaluationResult) -> None:
+        """Counts what the judge has done for a verdict of its own, not of the cache."""
+        for stage, seconds in result.stage_s.items():
+            self.add("sandbox_stage_seconds_total", seconds, stage=stage)
+        for build in result.builds:
+            self.add("sandbox_builds_total", road=build.road or "failed")
+            self.add("sandbox_builds_cached_total", float(build.cached))
+
     def text(self) -> str:
         """The exposition text; metrics without a value show as 0."""
         lines = []
         for name, (kind, help_text) in _HELP.items():
             lines += [f"# HELP {name} {help_text}", f"# TYPE {name} {kind}"]
             values = self._values.get(name) or {"": 0.0}
-            lines += [f"{name}{label} {value:g}" for label, value in sorted(values.items())]
+            lines += [f"{name}{label} {value:.15g}" for label, value in sorted(values.items())]
         return "\n".join(lines) + "\n"
 
 

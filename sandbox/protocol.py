@@ -225,6 +225,17 @@ class Finding(_Reply):
     evidence: str
 
 
+class Build(_Reply):
+    """An extension that the candidate has asked for. `road`: the one that built it, now or (`cached`) when it came into the cache;
+    None if it was refused or did not compile. `seconds`: that the candidate waited for it. `name`: in ASCII, what else it holds
+    escaped."""
+
+    name: str = Field(pattern=r"^[ -~]*$")
+    road: Literal["fast", "plain"] | None
+    cached: bool = False
+    seconds: float = 0.0
+
+
 class Reward(_Reply):
     """The reward and its named, already weighted parts; the parts add up to the total."""
 
@@ -244,6 +255,7 @@ class EvaluationResult(_Reply):
     timing: Timing | None = None
     coverage: float | None = None
     kernels: list[KernelTime] = []
+    builds: list[Build] = []
     integrity: list[Finding] = []
     reward: Reward = Reward()
     speed_rewarded: bool = True
@@ -322,10 +334,11 @@ class QueueHealth(_Reply):
 
 
 class Health(_Reply):
-    """Liveness. `level` is the isolation in force, `features` what it consists of, `missing` what it
-    lacks."""
+    """Liveness; a server that is "draining" finishes what it has and takes no more. `level` is the isolation in force, `features`
+    what it consists of, `missing` what it lacks."""
 
-    status: Literal["ok", "starting", "degraded"]
+    status: str
+    """"ok", "starting", "degraded" or "draining"; later servers may know others."""
     version: str
     protocol_version: int = PROTOCOL_VERSION
     level: str

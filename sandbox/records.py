@@ -45,6 +45,8 @@ class Record:
     priority: int = 0
     attempts: int = 0
     cancelled: bool = False
+    fetched: bool = False
+    """Somebody has been given the result."""
     followers: list[Record] = field(default_factory=list)
     listeners: list[asyncio.Queue] = field(default_factory=list)
     done: asyncio.Event = field(default_factory=asyncio.Event)

@@ -13,6 +13,7 @@ from typing import Any, get_args
 from sandbox.affinity import Affinity
 from sandbox.lanes import Lanes
 from sandbox.ledger import Ledger
+from sandbox.logs import fields
 from sandbox.metrics import Metrics
 from sandbox.protocol import (
     Candidate,
@@ -21,7 +22,6 @@ from sandbox.protocol import (
     QueueHealth,
     Stage,
     TaskSpec,
-    VerificationArm,
     VerificationRequest,
     VerificationResult,
 )
@@ -64,6 +64,7 @@ class Scheduler:
         self._leaders: dict[str, Record] = {}
         self._watchdog: asyncio.Task | None = None
         self._closing = asyncio.Event()
+        self.draining = False
 
     async def start(self) -> None:
         """Starts the oracle processes; returns before they are ready."""
@@ -79,6 +80,11 @@ class Scheduler:
                 )
             )
         self._watchdog = asyncio.create_task(self._watch())
+
+    def begin_drain(self) -> list[Record]:
+        """Takes no more work, while what there is goes on; returns the evaluations whose results nobody has been given yet."""
+        self.draining = True
+        return self._ledger.unfetched()
 
     def begin_close(self) -> None:
         """Sends away all who wait for a result, so that they can turn to a successor."""
@@ -96,7 +102,7 @@ class Scheduler:
         """Queues candidates and returns their ids.
 
         Raises:
-          QueueFull: nothing was queued. KeyConflict: the key belongs to another request.
+          QueueFull, ShuttingDown: nothing was queued. KeyConflict: the key belongs to another request.
         """
         body = digest("evaluation", request.model_dump(exclude=NOT_OF_THE_BODY))
         known = self._ledger.answer(request.client_key, body)
@@ -142,27 +148,16 @@ class Scheduler:
                     waiting.cancel()
             if self._closing.is_set() and not record.done.is_set():
                 raise ShuttingDown("the server is ending")
+        record.fetched = record.fetched or record.done.is_set()
         return record.result
 
     async def wait_verification(self, verification_id: str, wait_s: float) -> VerificationResult:
         """All results of a verification, waiting up to `wait_s` for the last. Raises UnknownId."""
         arms = self._ledger.arms(verification_id)
         deadline = time.monotonic() + wait_s
-        ids = [one for arm in arms for side in arm for one in side]
-        for one in ids:
+        for one in (one for arm in arms for side in arm for one in side):
             await self.wait(one, max(0.0, deadline - time.monotonic()))
-        results = {one: self._ledger.record(one).result for one in ids}
-        states = {result.state for result in results.values()}
-        return VerificationResult(
-            id=verification_id,
-            state="done" if states == {"done"} else "queued" if states == {"queued"} else "running",
-            arms=[
-                VerificationArm(
-                    control=[results[one] for one in control], treated=[results[one] for one in treated]
-                )
-                for control, treated in arms
-            ],
-        )
+        return self._ledger.verification(verification_id)
 
     def listen(self, ids: Sequence[str]) -> tuple[asyncio.Queue, list[Record]]:
         """A queue that gets a StageEvent at every change of the given evaluations. Raises UnknownId."""
@@ -177,6 +172,7 @@ class Scheduler:
         """Cancels an evaluation; one that is done keeps its verdict. Raises UnknownId."""
         record = self._ledger.record(evaluation_id)
         if record.done.is_set():
+            record.fetched = True
             return record.result
         record.cancelled = True
         if record.id in self._running:
@@ -190,16 +186,8 @@ class Scheduler:
             for leader in self._leaders.values():
                 if record in leader.followers:
                     leader.followers.remove(record)
-        self._finish(
-            record,
-            record.result.model_copy(
-                update={
-                    "state": "done",
-                    "outcome": "cancelled",
-                    "feedback": "cancelled",
-                }
-            ),
-        )
+        record.fetched = True
+        self._finish(record, _cancelled(record))
         return record.result
 
     @property
@@ -254,6 +242,7 @@ class Scheduler:
             priority=request.priority,
         )
         self._ledger.add(record)
+        log.info("queued", extra=fields(evaluation=record.id, client=record.client or None, task=task.name, language=candidate.language))
         verdict = self._ledger.verdict(content)
         leader = self._leaders.get(content)
         if verdict is not None:
@@ -275,6 +264,7 @@ class Scheduler:
                 record.attempts += 1
                 self._running[record.id] = (record, worker, time.monotonic())
                 self._update(record, state="running", attempts=record.attempts)
+                log.info("started", extra=fields(evaluation=record.id, oracle=worker.number, attempt=record.attempts))
                 worker.evaluate(record.id, record.job)
 
     def _on_free(self, worker: Worker) -> None:
@@ -290,11 +280,8 @@ class Scheduler:
             return
         del self._running[record.id]
         if message["result"] is None:
-            result = record.result.model_copy(
-                update={"state": "done", "outcome": "cancelled", "feedback": "cancelled"}
-            )
             self._promote_follower(record)
-            self._finish(record, result)
+            self._finish(record, _cancelled(record))
             return
         result = EvaluationResult.model_validate(message["result"])
         waited = {"queued": round(started - record.created_s, 6)}
@@ -330,8 +317,10 @@ class Scheduler:
     def _retry(self, record: Record, text: str) -> None:
         if record.cancelled:
             self._promote_follower(record)
+            if not record.done.is_set():
+                self._finish(record, _cancelled(record))
             return
-        log.warning("%s is judged again after a fault of the judge: %s", record.id, text)
+        log.warning("judged again after a fault of the judge: %s", text, extra=fields(evaluation=record.id))
         self.metrics.add("sandbox_retries_total")
         self._update(record, state="queued", stage="queued")
         self._waiting.appendleft(record)
@@ -343,8 +332,7 @@ class Scheduler:
         if result.outcome != "infra_error":
             self._ledger.keep_verdict(record.content, result)
         self._leaders.pop(record.content, None)
-        for name, seconds in result.stage_s.items():
-            self.metrics.add("sandbox_stage_seconds_total", seconds, stage=name)
+        self.metrics.count_work(result)
         followers, record.followers = record.followers, []
         record.job = None
         if not record.done.is_set():
@@ -372,6 +360,8 @@ class Scheduler:
         self.metrics.add("sandbox_evaluations_total", outcome=result.outcome)
         if result.cached:
             self.metrics.add("sandbox_cached_total")
+        spent = {"seconds": round(time.monotonic() - record.created_s, 6), "cached": result.cached}
+        log.info("judged", extra=fields(evaluation=record.id, outcome=result.outcome, stage=result.stage, **spent))
         self._tell(record)
 
     def _update(self, record: Record, **changes: Any) -> None:
@@ -392,13 +382,18 @@ class Scheduler:
                 options = record.job["options"]
                 limit_s = 120 + 3 * sum(options[name] for name in ("build_s", "load_s", "check_s", "time_s"))
                 if now - started > limit_s:
-                    log.error(
-                        "%s runs for more than %.0f s; replacing its oracle process", record.id, limit_s
-                    )
+                    text = "runs for more than %.0f s; replacing its oracle process"
+                    log.error(text, limit_s, extra=fields(evaluation=record.id, oracle=worker.number))
                     worker.kill()
 
     def _make_room(self, client: str, count: int) -> None:
+        if self.draining:
+            raise ShuttingDown("the server finishes what it has and takes no more: ask its successor")
         if count > self.max_queue:
             raise QueueFull(f"the request has {count} candidates, the queue holds {self.max_queue}", RETRY_AFTER_S)
         if count > self._waiting.room_for(client, self.max_queue):
             raise QueueFull(f"{len(self._waiting)} evaluations wait, the queue holds {self.max_queue}", RETRY_AFTER_S)
+
+
+def _cancelled(record: Record) -> EvaluationResult:
+    return record.result.model_copy(update={"state": "done", "outcome": "cancelled", "feedback": "cancelled"})

@@ -13,6 +13,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Annotated
 
 import uvicorn
@@ -23,6 +24,7 @@ from starlette.exceptions import HTTPException
 
 import sandbox
 from sandbox.build.artifacts import ArtifactStore
+from sandbox.drain import drain
 from sandbox.jail.probe import isolation
 from sandbox.limited_body import LimitedBody
 from sandbox.protocol import (
@@ -71,7 +73,12 @@ def create_app(settings: Settings, scratch: Path) -> FastAPI:
     offered = capabilities(settings)
     level = isolation(settings.isolation)
     worker_settings = WorkerSettings(
-        scratch=scratch, cache=settings.cache, threads=settings.threads, isolation=settings.isolation
+        scratch=scratch,
+        cache=settings.cache,
+        threads=settings.threads,
+        isolation=settings.isolation,
+        log_level=settings.log_level,
+        log_format=settings.log_format,
     )
     started = time.monotonic()
 
@@ -147,6 +154,7 @@ def create_app(settings: Settings, scratch: Path) -> FastAPI:
             missing.append(scheduler().problem)
         ready = queue.workers_ready == queue.workers
         status = "ok" if ready else "degraded" if scheduler().problem or queue.workers_ready else "starting"
+        status = "draining" if scheduler().draining else status
         return Health(
             status=status,
             version=sandbox.__version__,
@@ -174,10 +182,14 @@ def create_app(settings: Settings, scratch: Path) -> FastAPI:
 def serve(settings: Settings, socket_path: Path, *, log_level: str = "info") -> None:
     """Serves on a Unix socket (mode 0600) until SIGTERM or SIGINT; nothing it started outlives it.
 
+    Told to end, it finishes what it has for up to `settings.drain_s`, unless it is told again. Logs go wherever the caller has
+    them go (`sandbox.logs.configure`).
+
     Raises:
       ServerError: a live server owns the socket, or a path cannot be used.
     """
     listener = bind_socket(socket_path)
+    ours = _file_of(socket_path)
     # uvicorn raises the signal again once it has shut down; the default would skip the clean-up below.
     signal.signal(signal.SIGTERM, _leave)
     scratch: Path | None = None
@@ -192,26 +204,50 @@ def serve(settings: Settings, socket_path: Path, *, log_level: str = "info") -> 
         config = uvicorn.Config(
             create_app(settings, scratch),
             log_level=log_level,
+            log_config=None,  # ours, as all else here
             access_log=False,
             lifespan="on",
             timeout_graceful_shutdown=1,
             timeout_keep_alive=75,
         )
         log.info("sandbox serves %s on %s", ", ".join(settings.devices), socket_path)
-        _Server(config).run(sockets=[listener])
+        _Server(config, settings.drain_s).run(sockets=[listener])
     finally:
         listener.close()
-        socket_path.unlink(missing_ok=True)
+        if ours is not None and _file_of(socket_path) == ours:  # else a successor has taken the place already
+            socket_path.unlink(missing_ok=True)
         if scratch is not None:
             shutil.rmtree(scratch, ignore_errors=True)
 
 
 class _Server(uvicorn.Server):
-    """Sends long polls away as soon as it is told to end; uvicorn would break them off with an error."""
+    """Told to end, drains and then sends long polls away, which uvicorn would break off with an error."""
+
+    def __init__(self, config: uvicorn.Config, drain_s: float):
+        super().__init__(config)
+        self._drain_s = drain_s
+        self._told = 0
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self._told += 1
+        if self._told == 1:  # uvicorn would take a second SIGINT for leave to end without ending what runs here
+            super().handle_exit(sig, frame)
 
     async def main_loop(self) -> None:
         await super().main_loop()
-        self.config.app.state.scheduler.begin_close()
+        scheduler: Scheduler = self.config.app.state.scheduler
+        if self._drain_s:
+            await drain(scheduler.begin_drain(), self._drain_s, lambda: self._told > 1)
+        scheduler.begin_close()
+
+
+def _file_of(path: Path) -> tuple[int, int] | None:
+    """(Device, inode) of a path, None where nothing is."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _leave(*_: object) -> None:
@@ -254,13 +290,15 @@ def bind_socket(path: Path) -> socket.socket:
 
 
 async def _events(queue: asyncio.Queue, records: list) -> AsyncIterator[str]:
-    unfinished = {record.id for record in records}
+    unfinished = {record.id: record for record in records}
     try:
         while unfinished:
             event = await queue.get()
             yield event.model_dump_json() + "\n"
             if event.state == "done":
-                unfinished.discard(event.id)
+                record = unfinished.pop(event.id, None)
+                if record is not None:
+                    record.fetched = True
     finally:
         for record in records:
             if queue in record.listeners:

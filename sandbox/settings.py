@@ -14,6 +14,7 @@ from sandbox.build.signature import RULE
 from sandbox.build.triton_interpreter import interpreter_missing
 from sandbox.jail.plan import Level
 from sandbox.jail.probe import IsolationError, choose
+from sandbox.logs import LogFormat
 from sandbox.protocol import (
     MAX_CANDIDATES,
     MAX_SOURCE_BYTES,
@@ -47,6 +48,8 @@ class Settings:
       cache: directory of built artifacts; it outlives the server.
       max_queue: evaluations that may wait.
       isolation: level at which untrusted code runs (see `sandbox.jail.confine`).
+      drain_s: so long it finishes what it has when told to end.
+      log_level, log_format: of its oracles' logs, as of its own.
     """
 
     devices: tuple[str, ...]
@@ -56,6 +59,9 @@ class Settings:
     isolation: Level
     cache: Path = DEFAULT_CACHE
     max_queue: int = MAX_QUEUE
+    drain_s: float = 0.0
+    log_level: str = "WARNING"
+    log_format: LogFormat = "text"
 
 
 def make_settings(
@@ -66,12 +72,17 @@ def make_settings(
     cache: str | None = None,
     max_queue: int = MAX_QUEUE,
     isolation: str | None = None,
+    drain_s: float = 0.0,
+    log_level: str = "WARNING",
+    log_format: LogFormat = "text",
 ) -> Settings:
     """Settings with this machine's values for what is left out.
 
     Raises:
-      SettingsError: a device that is not there, a number below 1, an isolation level that cannot be had.
+      SettingsError: a device that is not there, a number below 1, an isolation level that cannot be had, a negative `drain_s`.
     """
+    if not 0 <= drain_s < float("inf"):
+        raise SettingsError(f"--drain-s {drain_s:g}: must be a number of seconds, 0 to end at once")
     cores = len(os.sched_getaffinity(0))
     for name, value in (("workers", workers), ("threads", threads), ("max-queue", max_queue)):
         if value is not None and value < 1:
@@ -89,6 +100,9 @@ def make_settings(
         cores=cores,
         cache=Path(cache).absolute() if cache else DEFAULT_CACHE,  # the compiler runs elsewhere
         max_queue=max_queue,
+        drain_s=drain_s,
+        log_level=log_level,
+        log_format=log_format,
     )
 
 

@@ -20,6 +20,7 @@ from typing import Any
 import sandbox
 from sandbox.gate import Gate
 from sandbox.jail.plan import Level
+from sandbox.logs import LogFormat
 
 log = logging.getLogger("sandbox.workers")
 PATIENCE_S = 0.25
@@ -38,6 +39,7 @@ class WorkerSettings:
     threads: int
     isolation: Level = "strict"
     log_level: str = "WARNING"
+    log_format: LogFormat = "text"
 
 
 def make_directory(scratch: Path, prefix: str) -> Path:
@@ -179,6 +181,7 @@ class Worker:
             "threads": self._settings.threads,
             "isolation": self._settings.isolation,
             "log_level": self._settings.log_level,
+            "log_format": self._settings.log_format,
         }
         with theirs:
             root = str(Path(sandbox.__file__).resolve().parent.parent)

@@ -20,6 +20,7 @@ from sandbox.protocol import MAX_SOURCE_BYTES
 MAX_ENTRIES = 64
 MAX_FUNCTIONS = 256
 MAX_DOC_CHARS = 500
+MAX_NAME_CHARS = 60
 _NAME = re.compile(r"[A-Za-z_]\w{0,99}")
 _FUNCTION = re.compile(r"[A-Za-z_:][\w:<>,* ]*")  # flat: nested repetitions would try every way to share out a text
 _FILE = re.compile(r"[A-Za-z0-9_][\w.+-]{0,99}")
@@ -130,6 +131,11 @@ class ExtensionRequest:
         return [BINDING_UNIT, *([CUDA_UNIT] if self.cuda else [])]
 
 
+def shown(name: Any) -> str:
+    """A name that a candidate has chosen, as it may stand in a result: short, and plain ASCII whatever it was."""
+    return ascii(name[:MAX_NAME_CHARS])[1:-1] if isinstance(name, str) else f"<{type(name).__name__}>"
+
+
 def parse_request(data: dict[str, Any]) -> ExtensionRequest:
     """Reads what the stub in a runner sent.
 
@@ -138,7 +144,7 @@ def parse_request(data: dict[str, Any]) -> ExtensionRequest:
     """
     name = data.get("name")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise RequestRefused(f"name {str(name)[:100]!r}: an extension is named by an identifier")
+        raise RequestRefused(f"name '{shown(name)}': an extension is named by an identifier")
     cpp, cuda = _texts(data, "cpp_sources"), _texts(data, "cuda_sources")
     files = _files(data.get("files") or [])
     if not (cpp or cuda or files):

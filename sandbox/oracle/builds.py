@@ -14,7 +14,7 @@ from typing import Any
 
 from sandbox.build import BuildFailed
 from sandbox.build.artifacts import sealed_copy
-from sandbox.build.extension import RequestRefused, parse_request
+from sandbox.build.extension import RequestRefused, parse_request, shown
 from sandbox.build.roads import BuiltExtension, ExtensionBuilder, RequesterGrew
 from sandbox.jail import nvml
 from sandbox.jail.device_cuda import physical_index
@@ -23,6 +23,7 @@ from sandbox.jail.jailed import Runner
 from sandbox.jail.processes import jail_bytes
 from sandbox.oracle.draft import Draft
 from sandbox.oracle.failures import Failure
+from sandbox.protocol import Build
 from sandbox.verdict.coverage import OwnKernel
 
 MAX_REQUESTS = 16
@@ -48,6 +49,7 @@ class Builds:
         self._taken_s = self._booked_s = 0.0
         self._built: list[BuiltExtension] = []
         self._notes: list[str] = []
+        self._reports: list[Build] = []
         self.libraries: set[tuple[int, int]] = set()
         """(Device, inode) of the sealed libraries that were handed out, a bare kernel's among them: no file of the candidate's
         has the same."""
@@ -80,17 +82,21 @@ class Builds:
         self._requests += 1
         if self._requests > MAX_REQUESTS:
             return {"error": f"a candidate may build {MAX_REQUESTS} extensions"}, []
-        start = time.monotonic()
+        start, name = time.monotonic(), shown(message.get("name"))
         try:
             built = self._build(message)
-        except (RequestRefused, BuildFailed) as error:
-            self._notes.append(f"extension {str(message.get('name'))[:60]!r}: not built")
+        except (RequestRefused, BuildFailed, Failure) as error:
+            self._notes.append(f"extension '{name}': not built")
+            self._reports.append(Build(name=name, road=None, seconds=time.monotonic() - start))
+            if isinstance(error, Failure):
+                raise
             return {"error": str(error)[:MAX_MESSAGE_CHARS]}, []
         finally:
             self._taken_s += time.monotonic() - start
         self._built.append(built)
         how = "found in the cache, built" if built.cached else f"built in {built.seconds:.1f} s"
-        self._notes.append(f"extension {str(message['name'])[:60]!r}: {how} by the {built.road} road")
+        self._notes.append(f"extension '{name}': {how} by the {built.road} road")
+        self._reports.append(Build(name=name, road=built.road, cached=built.cached, seconds=time.monotonic() - start))
         library = sealed_copy(built.path)
         self.book_library(library)
         return {"module": built.module}, [library]
@@ -118,7 +124,8 @@ class Builds:
         """Books the time spent here since the last call as building instead of `stage`, and what there is to
         tell."""
         verdict.notes += self._notes
-        self._notes = []
+        verdict.builds += self._reports
+        self._notes, self._reports = [], []
         spent_s = self._taken_s - self._booked_s
         if spent_s:
             self._booked_s = self._taken_s

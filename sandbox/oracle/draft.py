@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from sandbox.protocol import (
+    Build,
     Candidate,
     EvaluationResult,
     Finding,
@@ -44,6 +45,7 @@ class Draft:
     coverage: float | None = None
     speed_rewarded: bool = True
     kernels: list[KernelTime] = field(default_factory=list)
+    builds: list[Build] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     stage_s: dict[str, float] = field(default_factory=dict)
@@ -81,6 +83,7 @@ class Draft:
             timing=self.timing,
             coverage=self.coverage,
             kernels=self.kernels,
+            builds=self.builds,
             integrity=self.findings,
             reward=earned,
             speed_rewarded=self.speed_rewarded,

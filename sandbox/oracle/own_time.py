@@ -320,7 +320,7 @@ def own_time_of(job: Job, side: Side, candidate: Runner, builds: Builds) -> OwnT
     if bare:
         seen = look(min(GLANCE_S, side.deadline() / 2), glance=True)
         if seen.problem or not seen.points_elsewhere:
-            return seen
+            return seen if seen.problem else None
         seen = look(side.deadline() / 2, glance=False)
         # PyTorch allocates the outputs for the judge, which on a machine that has become slow is no trifle any more.
         return seen if seen.problem or seen.points_elsewhere else None

@@ -22,6 +22,7 @@ import torch
 from sandbox.build.artifacts import ArtifactStore
 from sandbox.jail.faults import ZygoteLost
 from sandbox.jail.limits import die_with_parent
+from sandbox.logs import configure
 from sandbox.oracle.draft import Job
 from sandbox.oracle.evaluate import Gate, Judge
 from sandbox.oracle.failures import Cancelled
@@ -106,10 +107,10 @@ def main(arguments: list[str]) -> None:
     settings = json.loads(arguments[1])
     die_with_parent(settings["parent"])
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    logging.basicConfig(level=settings["log_level"], format="%(asctime)s %(name)s %(levelname)s %(message)s")
     # Comparisons must not leave threads behind that disturb the next measurement.
     torch.set_num_threads(1)
     link = BrokerLink(socket.socket(fileno=int(arguments[0])))
+    configure(settings["log_level"], settings["log_format"], lambda: {"evaluation": link.current})
     judge = Judge(
         scratch=Path(settings["scratch"]),
         store=ArtifactStore(Path(settings["cache"])),

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 import psutil
 
@@ -103,9 +104,9 @@ class Server:
 
 @contextmanager
 def running_server(
-    directory: Path, *arguments: str, environment: dict[str, str] | None = None
+    directory: Path, *arguments: str, environment: dict[str, str] | None = None, output: IO | None = None
 ) -> Iterator[Server]:
-    """Starts a server, waits until its workers are up, and ends it."""
+    """Starts a server, waits until its workers are up, and ends it. `output`: a file for what it writes."""
     socket = directory / "s"
     command = [
         sys.executable,
@@ -122,7 +123,7 @@ def running_server(
         "2",
         *arguments,
     ]
-    process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, **(environment or {})})
+    process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, **(environment or {})}, stderr=output)
     server = Server(process, socket)
     try:
         assert eventually(lambda: socket.exists() or process.poll() is not None, 60), "no socket"

@@ -24,7 +24,8 @@ from sandbox.build.toolchain import Cuda, find_toolchain
 from sandbox.jail.extensions import Conversation
 from sandbox.jail.frames import Channel
 from sandbox.oracle.builds import MAX_REQUESTS, Builds
-from sandbox.protocol import MAX_SOURCE_BYTES
+from sandbox.oracle.draft import Draft, Job
+from sandbox.protocol import MAX_SOURCE_BYTES, Candidate, EvaluationResult, Options, TaskSpec
 
 CALL = {"name": "ext", "cpp_sources": "int f() { return 1; }", "functions": ["f"]}
 WITH_CUDA = {**CALL, "cuda_sources": "__global__ void k() {}"}
@@ -377,6 +378,18 @@ def test_requests_are_counted_and_end_with_the_checks():
     for _ in range(MAX_REQUESTS):
         assert "identifier" in serve({"request": "extension", "name": "/x"})[0]["error"]
     assert f"may build {MAX_REQUESTS}" in serve({"request": "extension", **CALL})[0]["error"]
+    named = Builds(60.0)
+    serve = named.served_to(no_builder)
+    nested: list = []
+    for _ in range(100_000):
+        nested = [nested]
+    for name in ("\ud800", "x\n\x1b[2J", "é" * 1000, nested, None):
+        assert "identifier" in serve({"request": "extension", "name": name})[0]["error"]
+    draft = Draft(Job(id="1", task=TaskSpec(reference="x"), candidate=Candidate(source="x", language="cpp"), options=Options()))
+    named.book(draft, "load")
+    result = draft.result("build_failed", "")
+    assert [build.name for build in result.builds] == ["\\ud800", "x\\n\\x1b[2J", "\\xe9" * 60, "<list>", "<NoneType>"]
+    assert EvaluationResult.model_validate_json(result.model_dump_json()) == result
     later = Builds(60.0)
     serve = later.served_to(no_builder)
     later.close()

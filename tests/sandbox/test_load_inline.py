@@ -402,15 +402,18 @@ def test_a_candidate_is_judged_and_its_build_reused_whatever_python_surrounds_it
     cold = judge(CANDIDATE)
     assert cold.outcome == "ok", cold.feedback
     assert any("by the fast road" in note for note in cold.notes), cold.notes
+    assert [(build.name, build.road, build.cached) for build in cold.builds] == [("e", "fast", False)] and cold.builds[0].seconds > 0
     warm = judge(CANDIDATE.replace('name="e"', 'name="other"') + "\n# other Python\n")
     assert warm.outcome == "ok" and any("found in the cache" in note for note in warm.notes), warm.notes
     assert warm.stage_s["build"] < cold.stage_s["build"]
+    assert [(build.name, build.road, build.cached) for build in warm.builds] == [("other", "fast", True)]
 
 
 def test_a_broken_candidate_has_failed_to_build(judge):
     result = judge(CANDIDATE.replace("float v =", "flot v ="))
     assert result.outcome == "build_failed" and "'flot' was not declared" in result.feedback
     assert any("not built" in note for note in result.notes)
+    assert [build.road for build in result.builds] == [None]
     refused = judge(CANDIDATE.replace("'-O2'", "'-fplugin=/x'"))
     assert refused.outcome == "build_failed" and "is not allowed here" in refused.feedback
 

@@ -133,10 +133,16 @@ def test_a_bare_kernel_s_share_counts_where_the_longer_look_points_to_libraries_
     looks = [OwnTime(own=5, libraries=3, call_ms=0.9), long_look]
     assert looks[0].points_elsewhere and SLOW_HONEST.rules
     monkeypatch.setattr(own_time, "measure_own_time", lambda *_, **__: looks.pop(0))
+    if told is None:
+        looks.append(OwnTime(own=95, libraries=5, call_ms=20.0))  # a glance of many moments that does not point to them
+        assert looks[-1].rules
     job = SimpleNamespace(candidate=SimpleNamespace(form="kernel"), options=SimpleNamespace(time_s=10.0, memory_bytes=1))
     side = SimpleNamespace(call_ms=0.9, calls=10, deadline=lambda: 10.0)
     seen = own_time.own_time_of(job, side, SimpleNamespace(pid=1), SimpleNamespace(libraries={(1, 2)}))
-    assert seen == told and not looks
+    assert seen == told
+    if looks:
+        assert own_time.own_time_of(job, side, SimpleNamespace(pid=1), SimpleNamespace(libraries={(1, 2)})) is None
+    assert not looks
     verdict = SimpleNamespace(coverage=1.0, notes=[], speed_rewarded=True)
     if told is None:
         own_time.rule(seen, verdict, may_look=True)

@@ -7,8 +7,8 @@ import pytest
 
 from sandbox import ledger
 from sandbox import scheduler as scheduler_module
-from sandbox.protocol import EvaluationRequest, EvaluationResult, Options, TaskSpec, VerificationRequest, VerificationTask
-from sandbox.records import KeyConflict, QueueFull, UnknownId
+from sandbox.protocol import Build, EvaluationRequest, EvaluationResult, Options, TaskSpec, VerificationRequest, VerificationTask
+from sandbox.records import KeyConflict, QueueFull, ShuttingDown, UnknownId
 from sandbox.scheduler import Scheduler
 from sandbox.workers import WorkerSettings
 from tests.sandbox.helpers import kernel
@@ -32,12 +32,12 @@ class FakeWorker:
         self.job_id = job_id
         self.taken.append(job["candidate"]["source"].strip())
 
-    def answer(self, outcome="ok", feedback=""):
+    def answer(self, outcome="ok", feedback="", **more):
         job_id = self.job_id
         result = None
         if outcome != "cancelled":
             result = EvaluationResult(
-                id=job_id, state="done", outcome=outcome, feedback=feedback
+                id=job_id, state="done", outcome=outcome, feedback=feedback, **more
             ).model_dump()
         self._on_message(self, {"op": "result", "id": job_id, "result": result})
         self.job_id = None
@@ -101,6 +101,67 @@ def test_a_fault_of_the_judge_is_retried_twice_and_never_remembered():
         assert (await scheduler.wait(again, 0)).outcome == "ok"
         assert worker.taken == ["a"] * 4
         assert "sandbox_retries_total 2" in scheduler.metrics_text()
+
+    scenario(test)
+
+
+def test_a_draining_scheduler_finishes_what_it_has_and_answers_known_keys():
+    async def test(scheduler, worker):
+        [running] = submit(scheduler, "a", key="k")
+        [follower] = submit(scheduler, "a")
+        [waiting] = submit(scheduler, "b")
+        [done] = submit(scheduler, "c")
+        scheduler.cancel(done)
+        [early] = submit(scheduler, "e", priority=9)
+        left = scheduler.begin_drain()
+        assert sorted(record.id for record in left) == sorted([running, follower, waiting, early])
+        with pytest.raises(ShuttingDown, match="takes no more"):
+            submit(scheduler, "d")
+        assert submit(scheduler, "a", key="k") == [running]
+        for _ in range(3):
+            worker.answer()
+        assert all(record.done.is_set() for record in left) and not any(record.fetched for record in left)
+        await scheduler.wait(running, 0)
+        assert [record.id for record in left if record.fetched] == [running]
+
+    scenario(test)
+
+
+def test_a_result_that_nobody_has_been_given_is_waited_for():
+    async def test(scheduler, worker):
+        [fetched, unfetched] = submit(scheduler, "a", "b")
+        worker.answer()
+        worker.answer()
+        await scheduler.wait(fetched, 0)
+        assert [record.id for record in scheduler.begin_drain()] == [unfetched]
+
+    scenario(test)
+
+
+@pytest.mark.parametrize("fault", ["dies", "fails"])
+def test_a_cancelled_evaluation_ends_when_its_oracle_does(fault):
+    async def test(scheduler, worker):
+        [one] = submit(scheduler, "a")
+        scheduler.cancel(one)
+        assert (await scheduler.wait(one, 0)).state == "running"
+        worker.die() if fault == "dies" else worker.answer("infra_error")
+        result = await scheduler.wait(one, 0)
+        assert (result.state, result.outcome) == ("done", "cancelled")
+        assert worker.taken == ["a"]
+
+    scenario(test)
+
+
+def test_extensions_are_counted_by_road_where_they_were_built():
+    async def test(scheduler, worker):
+        submit(scheduler, "a")
+        submit(scheduler, "a")
+        builds = [Build(name="x", road="fast"), Build(name="y", road="fast", cached=True), Build(name="z", road=None)]
+        worker.answer(builds=builds)
+        submit(scheduler, "a")  # answered from the cache
+        text = scheduler.metrics_text()
+        assert 'sandbox_builds_total{road="fast"} 2' in text and 'sandbox_builds_total{road="failed"} 1' in text
+        assert "sandbox_builds_cached_total 1\n" in text and "sandbox_cached_total 2\n" in text
 
     scenario(test)
 
