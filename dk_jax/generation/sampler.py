@@ -239,9 +239,12 @@ class Sampler:
             done=pad(~fits, True),
             step=np.int32(0),
         )
-        cache = self._prefilled_cache(params, prompts, fits, size, base)
-        blocks = []
+        # A program is compiled anew for arguments that no device was named for; what comes out of one has a device.
+        device = next(iter(jax.tree.leaves(params)[0].devices()))
+        cache = self._prefilled_cache(params, prompts, fits, size, base, device)
         done = rows.done
+        rows = jax.device_put(rows, device)
+        blocks = []
         while not done.all():
             step = len(blocks) * config.block
             slots = _round_up(base + step + config.block + 1, config.cache_step)
@@ -261,13 +264,13 @@ class Sampler:
             done = np.asarray(rows.done)
         return self._collect(blocks, limits, max_new)
 
-    def _prefilled_cache(self, params, prompts, fits, size: int, base: int) -> Cache:
+    def _prefilled_cache(self, params, prompts, fits, size: int, base: int, device) -> Cache:
         """Prefills each distinct prompt without its last token, in pieces, and copies it to its rows."""
         cfg, config = self._static.cfg, self.config
         slots = _round_up(base + config.block + 1, config.cache_step)
         shape = (size, cfg.n_kv_heads, cfg.head_dim, slots)
         cache = [
-            (jnp.zeros(shape, cfg.dtype), jnp.zeros((*shape[:2], *shape[:1:-1]), cfg.dtype))
+            (jnp.zeros(shape, cfg.dtype, device=device), jnp.zeros((*shape[:2], *shape[:1:-1]), cfg.dtype, device=device))
             for _ in range(cfg.n_layers)
         ]
         prefixes = [tuple(prompt[:-1]) if fit else () for prompt, fit in zip(prompts, fits, strict=True)]
