@@ -32,6 +32,7 @@ make_venv() {
 compile_imports() {
   (
     export PYTHONPATH="$root" PYTHONDONTWRITEBYTECODE= JAX_PLATFORMS=cpu
+    trap 'kill $(jobs -p); trap - INT; kill -INT $BASHPID' INT TERM # what a script starts in the background hears no Ctrl-C
     "$PYTHON" -c "import sandbox.server, sandbox.oracle.worker, sandbox.jail.runner" &
     "$PYTHON" -c "import dk_jax.train.run"
     wait
