@@ -65,8 +65,18 @@ def main(argv):
                 flush=True,
             )
             os._exit(1)  # buffered logs can't be written either, and each would say so with a traceback of its own at exit
-        print(f"\nerror: {error}", file=sys.stderr)
+        print(f"\nerror: {error}{_advice(error)}", file=sys.stderr)
         return 1
+
+
+def _advice(error: BaseException) -> str:
+    """What else there is to say where the run's own sandbox is gone: nobody else started it, so nobody else can."""
+    from sandbox.client import SandboxBusy, SandboxUnavailable
+
+    if _SANDBOX.value or not isinstance(error, SandboxBusy | SandboxUnavailable):
+        return ""
+    log = Path(_WORKDIR.value) / "sandbox.log"
+    return f"\nThis run's own sandbox is meant; its log is {log}. The same command starts another and goes on: what was judged is kept."
 
 
 def _interrupt(signum, frame):
@@ -98,11 +108,13 @@ def _keep_memory() -> None:
 
 def _expected_errors() -> tuple[type[BaseException], ...]:
     from dk_jax.rollout.supervise import SandboxStartError
+    from dk_jax.sft.corpus import CorpusError
     from dk_jax.skills.library import LibraryError
     from dk_jax.train.setup import ConfigError
     from sandbox.client import SandboxBusy, SandboxRejected, SandboxUnavailable
 
-    return (ConfigError, LibraryError, SandboxStartError, SandboxBusy, SandboxRejected, SandboxUnavailable, FloatingPointError, OSError, ValueError)
+    ours = (ConfigError, CorpusError, LibraryError, SandboxStartError, SandboxBusy, SandboxRejected, SandboxUnavailable)
+    return (*ours, FloatingPointError, OSError, ValueError)
 
 
 def _sandbox_arguments(cfg, workdir: Path) -> list[str]:
@@ -113,13 +125,30 @@ def _sandbox_arguments(cfg, workdir: Path) -> list[str]:
     ]  # fmt: skip
 
 
+def _warn_of_idle_gpu(cfg) -> None:
+    """A run that judges on a GPU and computes on the CPU takes days where it could take minutes, and would not say why."""
+    import jax
+
+    if cfg.sandbox.device != "cpu" and jax.default_backend() == "cpu" and "cpu" not in os.environ.get("JAX_PLATFORMS", ""):
+        logging.getLogger("dk_jax").warning(
+            "the sandbox judges on %s, but JAX sees no accelerator and trains on the CPU: install JAX for yours "
+            '(for an NVIDIA GPU: pip install -U "jax[cuda12]"), or set JAX_PLATFORMS=cpu if that is meant',
+            cfg.sandbox.device,
+        )
+
+
 def _run(cfg, workdir: Path) -> int:
     from dk_jax.rollout.supervise import SandboxProcess
     from dk_jax.train.run import Run
 
     workdir.mkdir(parents=True, exist_ok=True)
+    _warn_of_idle_gpu(cfg)
     with contextlib.ExitStack() as stack:
         socket = _SANDBOX.value
+        if socket and not Path(socket).is_socket():
+            raise FileNotFoundError(
+                f"--sandbox={socket}: no socket is there. Start one with python -m sandbox serve --socket {socket}, or leave the flag out"
+            )
         if not socket and _MODE.value != "report":
             print(f"starting the sandbox (log: {workdir / 'sandbox.log'})", flush=True)
             socket = stack.enter_context(

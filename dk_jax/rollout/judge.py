@@ -13,6 +13,7 @@ import json
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -22,9 +23,11 @@ from pydantic import ValidationError
 from dk_jax.rollout.trajectory import Verdict
 from dk_jax.tasks.task import Task
 from sandbox.client import SandboxClient, SandboxUnavailable
-from sandbox.protocol import Candidate, Options, TaskSpec, VerificationTask
+from sandbox.protocol import Candidate, Options, TaskSpec, VerificationResult, VerificationTask
 
 log = logging.getLogger(__name__)
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 60.0
+"""Between attempts at what the sandbox could not judge."""
 _UNREADABLE = "this message held no kernel"  # builds in no language, and so fails in its arm as it should
 
 
@@ -128,14 +131,32 @@ def _key(phase: str, index: int, task: Task, source: str) -> str:
     return f"{phase}/{index}/{digest}"
 
 
-def _verdict(result) -> Verdict:
-    """The verdict of a result; what is no verdict on the candidate is an error, never a reward of 0 (DESIGN 2.2)."""
-    if result.outcome in ("infra_error", "cancelled"):
-        raise SandboxUnavailable(
-            f"the sandbox could not judge a candidate ({result.outcome} after {result.attempts} attempts): {result.feedback}. "
-            "Look into its log and python -m sandbox doctor, then run the same command again: what was judged is kept."
-        )
-    return Verdict.from_result(result)
+def _is_verdict(result) -> bool:
+    """Whether a result says something about the candidate; what does not is never a reward of 0 (DESIGN 2.2)."""
+    return result.outcome not in ("infra_error", "cancelled")
+
+
+class _Patience:
+    """Pauses between attempts at what the sandbox could not judge: a full disk or card may be free again soon.
+
+    Args:
+        over: set when nobody wants the answer any more.
+    """
+
+    def __init__(self, retry_for_s: float, over: threading.Event):
+        self._give_up, self._pause_s, self._over = time.monotonic() + retry_for_s, FIRST_PAUSE_S, over
+
+    def wait(self, result) -> None:
+        """Raises SandboxUnavailable when there is no time left, or all is over."""
+        said = f"the sandbox could not judge a candidate ({result.outcome} after {result.attempts} attempts): {result.feedback}"
+        if time.monotonic() + self._pause_s > self._give_up:
+            raise SandboxUnavailable(
+                f"{said}. Look into its log and python -m sandbox doctor, then run the same command again: what was judged is kept."
+            )
+        log.warning("%s; asking again in %.0f s", said, self._pause_s)
+        if self._over.wait(self._pause_s):
+            raise SandboxUnavailable(said)
+        self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -149,6 +170,7 @@ class SandboxJudge:
         options: evaluation options sent with every request; `verify_options` for verifications.
         journal: where verdicts are kept until the next checkpoint, or None.
         max_parallel: tasks in flight at once.
+        retry_for_s: how long it asks again for what the sandbox could not judge.
     """
 
     client: SandboxClient
@@ -159,6 +181,8 @@ class SandboxJudge:
     verify_options: Options
     journal: Journal | None = None
     max_parallel: int = 8
+    retry_for_s: float = 0.0
+    _rejected: set[str] = dataclasses.field(default_factory=set, init=False, repr=False)
 
     def _task(self, task: Task, trusted: bool = False) -> TaskSpec:
         fields = dict(reference=task.reference, name=task.name, dtype=task.dtype, device=self.device)
@@ -198,17 +222,24 @@ class SandboxJudge:
             if verdicts[i] is None:
                 by_task.setdefault(request.task.name, []).append(i)
 
+        over = threading.Event()
+
         def judge(indices: list[int]) -> None:
             # One candidate text is sent once however often it was sampled; each sample gets the same verdict.
             distinct: dict[str, list[int]] = {}
             for i in indices:
                 distinct.setdefault(requests[i].source, []).append(i)
-            sources = list(distinct)
-            for start in range(0, len(sources), 64):
-                part = sources[start : start + 64]
+            waiting, patience = list(distinct), None
+            while waiting:
+                part, unjudged = waiting[:64], {}
 
-                def arrived(position: int, result, part=part) -> None:
-                    verdict = _verdict(result)
+                def arrived(position: int, result, part=part, unjudged=unjudged) -> None:
+                    if not _is_verdict(result):
+                        unjudged[part[position]] = result
+                        return
+                    verdict = Verdict.from_result(result)
+                    if verdict.outcome == "task_rejected":
+                        self._tell_rejected(requests[indices[0]].task, verdict)
                     for i in distinct[part[position]]:
                         verdicts[i] = verdict
                         if self.journal is not None:
@@ -222,6 +253,10 @@ class SandboxJudge:
                     options,
                     on_result=arrived,
                 )
+                waiting = [*unjudged, *waiting[64:]]
+                if unjudged:
+                    patience = patience or _Patience(self.retry_for_s, over)
+                    patience.wait(next(iter(unjudged.values())))
 
         with concurrent.futures.ThreadPoolExecutor(max_workers=self.max_parallel) as pool:
             futures = []
@@ -231,6 +266,7 @@ class SandboxJudge:
                 for future in concurrent.futures.as_completed(futures):
                     future.result()
             except BaseException as error:
+                over.set()
                 for future in futures:
                     future.cancel()
                 if not isinstance(error, Exception):
@@ -238,13 +274,36 @@ class SandboxJudge:
                 raise
         return verdicts
 
+    def refusals(self, tasks: Sequence[Task]) -> dict[str, str]:
+        """Why the sandbox would not use tasks, by name: they do not run, or a trivial answer would pass."""
+        with concurrent.futures.ThreadPoolExecutor(max_workers=self.max_parallel) as pool:
+            reasons = list(pool.map(lambda task: self.client.admission(self._task(task)), tasks))
+        return {task.name: reason for task, reason in zip(tasks, reasons, strict=True) if reason}
+
+    def _tell_rejected(self, task: Task, verdict: Verdict) -> None:
+        if task.name not in self._rejected:
+            self._rejected.add(task.name)
+            log.warning("the sandbox rejects task %s, whose candidates count as wrong: %s", task.name, verdict.feedback)
+
+    def _verified(self, arms: list[VerificationTask]) -> VerificationResult:
+        """A verification in which everything was judged. Arms are only comparable when judged together, so all is asked again."""
+        patience = None
+        while True:
+            result = self.client.verify(arms, self.verify_options)
+            flat = [one for arm in result.arms for one in (*arm.control, *arm.treated)]
+            unjudged = next((one for one in flat if not _is_verdict(one)), None)
+            if unjudged is None:
+                return result
+            patience = patience or _Patience(self.retry_for_s, threading.Event())
+            patience.wait(unjudged)
+
     def verify(self, arms, *, phase):
         flat = [(a, kind, i) for a, arm in enumerate(arms) for kind in ("control", "treated") for i in range(len(getattr(arm, kind)))]
         keys = [_key(f"{phase}/{kind}", i, arms[a].task, getattr(arms[a], kind)[i]) for a, kind, i in flat]
         found = [self.journal.get(k) if self.journal else None for k in keys]
         if any(v is None for v in found):
             # Arms are only comparable when judged together, so a half-finished verification is asked for whole.
-            result = self.client.verify(
+            result = self._verified(
                 [
                     VerificationTask(
                         task=self._task(arm.task),
@@ -252,10 +311,9 @@ class SandboxJudge:
                         treated=[self._candidate(s if not self._refusal(s) else _UNREADABLE) for s in arm.treated],
                     )
                     for arm in arms
-                ],
-                self.verify_options,
+                ]
             )
-            found = [_verdict(getattr(result.arms[a], kind)[i]) for a, kind, i in flat]
+            found = [Verdict.from_result(getattr(result.arms[a], kind)[i]) for a, kind, i in flat]
             if self.journal is not None:
                 for key, verdict in zip(keys, found, strict=True):
                     self.journal.put(key, verdict)

@@ -22,6 +22,10 @@ from sandbox.client import SandboxClient, SandboxUnavailable
 
 log = logging.getLogger(__name__)
 _PR_SET_PDEATHSIG = 1
+LOOK_S = 0.5
+SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 30.0
+SETTLED_S = 60.0
+"""A sandbox that lives so long was not dead on arrival."""
 
 
 class SandboxStartError(RuntimeError):
@@ -120,15 +124,24 @@ class SandboxProcess:
 
     def _watch(self) -> None:
         # PDEATHSIG fires when the *thread* that forked ends, so this thread lives as long as the run does.
-        while not self._stopping.wait(0.5):
+        pause_s, started = SHORTEST_PAUSE_S, time.monotonic()
+        while not self._stopping.wait(LOOK_S):
             if self._process.poll() is None:
                 continue
             if self._restarts_left == 0:
                 log.error("the sandbox died again (status %s) and is not restarted; see %s", self._process.returncode, self._log_path)
                 return
             self._restarts_left -= 1
+            # One that dies as soon as it starts needs time to be put right (a full disk, a GPU that is reset).
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S) if time.monotonic() - started < SETTLED_S else SHORTEST_PAUSE_S
             log.warning("the sandbox died (status %s); starting it again, log in %s", self._process.returncode, self._log_path)
-            self._spawn()
+            if self._stopping.wait(pause_s):
+                return
+            started = time.monotonic()
+            try:
+                self._spawn()
+            except OSError as error:  # the one that died still stands for it, and is looked at again
+                log.error("the sandbox could not be started: %s", error)
 
     def _stop(self) -> None:
         self._stopping.set()

@@ -25,6 +25,10 @@ from dk_jax.tasks.task import Task
 log = logging.getLogger(__name__)
 
 
+class CorpusError(RuntimeError):
+    """There is nothing to learn from; the message says what the sandbox made of the kernels."""
+
+
 class Variant(Protocol):
     """A generated kernel: its text, what it does well, and whether it is meant to be right."""
 
@@ -112,7 +116,7 @@ def judge_all(
         the reverse: a generator bug or a timing accident, logged), and each outcome. Kernels of rejected tasks are dropped.
 
     Raises:
-        RuntimeError: no kernel was judged correct.
+        CorpusError: no kernel was judged correct.
     """
     order = sorted(range(len(chosen)), key=lambda i: not chosen[i].timed)
     chosen = [chosen[i] for i in order]
@@ -139,7 +143,8 @@ def judge_all(
         )
     counts |= {"kernels": len(kernels), "correct": sum(k.verdict.correct for k in kernels), "tasks": len({k.task for k in kernels})}
     if not any(k.verdict.correct for k in kernels):
-        raise RuntimeError(
-            f"none of {len(chosen)} generated kernels was judged correct ({dict(counts)}): see the sandbox's log, and python -m sandbox doctor"
+        raise CorpusError(
+            f"none of {len(chosen)} generated kernels was judged correct ({dict(counts)}): see the sandbox's log, and python -m sandbox doctor, "
+            "then run the same command again"
         )
     return kernels, dict(counts)

@@ -6,6 +6,7 @@ A file is parsed, never executed: running it is the sandbox's business.
 from __future__ import annotations
 
 import ast
+import dataclasses
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -55,6 +56,12 @@ def load_kernelbench(
         more = f"\n... and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
         raise TaskFileError("\n".join(problems[:_SHOWN]) + more)
     return tasks
+
+
+def split_by_family(tasks: Sequence[Task], every: int = 4) -> list[Task]:
+    """The tasks with every `every`-th family by name held out, the others for training; in their order."""
+    held_out = set(sorted({task.family for task in tasks})[every - 1 :: every])
+    return [dataclasses.replace(task, split="held_out" if task.family in held_out else "train") for task in tasks]
 
 
 def load_task_file(path: str | Path, *, level: int = 1, split: Split = "train", size: Size = "gpu") -> Task:

@@ -53,7 +53,8 @@ class ColdStartData:
 
     def _chosen(self) -> list[Chosen]:
         variants, _ = setup.kernel_variants(self.cfg.sandbox.language)
-        tasks = (*self.tasks.train, *self.tasks.generated)
+        # Tasks that were read from files have no spec, without which no kernel can be generated.
+        tasks = [task for task in (*self.tasks.train, *self.tasks.generated) if task.spec is not None]
         c = self.cfg.corpus
         config = CorpusConfig(
             timed_tasks=c.timed_tasks or len(tasks),

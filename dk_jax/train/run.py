@@ -42,7 +42,9 @@ from dk_jax.sft.judged import JudgedKernel
 from dk_jax.sft.samples import Sample, to_row
 from dk_jax.skills.library import SkillLibrary
 from dk_jax.train import setup, updaters
+from dk_jax.train.admission import admitted
 from dk_jax.train.batch import microbatches
+from dk_jax.train.checks import check_config, check_tasks
 from dk_jax.train.cold_start import ColdStartData
 from dk_jax.train.credit import assign
 from dk_jax.train.state import Checkpoints, TrainState
@@ -72,12 +74,13 @@ class Run:
         except OSError as error:
             raise setup.ConfigError(f"another run is using {self.workdir}: wait for it, or choose another --workdir") from error
         # All of the config that can be wrong is looked at first: a workdir remembers none that could not run.
+        check_config(cfg)
         self.tasks = setup.load_tasks(cfg)
+        if socket and any(task.spec is None for task in self.tasks.all):
+            self.tasks = admitted(self.tasks, make_judge(cfg, socket, None), self.workdir / "admission.json")
+        check_tasks(cfg, self.tasks)
         self.rollout_config = setup.rollout_config(cfg)
         self._verifier = Verifier.from_config(cfg, self.tasks.siblings)
-        setup.check_modules(cfg)
-        if cfg.rl.epochs < 1:
-            raise setup.ConfigError(f"rl.epochs is {cfg.rl.epochs}: a step makes at least one update from its rollouts")
         remember_config(cfg, self.workdir)
         self.views = {
             t.name: task_view(t, language=cfg.sandbox.language, form=cfg.sandbox.form)

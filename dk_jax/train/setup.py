@@ -21,7 +21,7 @@ from dk_jax.rollout.trajectory import derive_seed
 from dk_jax.sft.corpus import Variant
 from dk_jax.tasks.builtin import builtin_suite
 from dk_jax.tasks.generate import generate_tasks
-from dk_jax.tasks.kernelbench import load_kernelbench
+from dk_jax.tasks.kernelbench import load_kernelbench, split_by_family
 from dk_jax.tasks.task import Task
 from dk_jax.train.credit import CreditConfig
 from dk_jax.train.update import replicated, trained_labels
@@ -65,19 +65,27 @@ class TaskSets:
 
 
 def load_tasks(cfg: ConfigDict) -> TaskSets:
-    """Tasks by config: `builtin`, or a `kernelbench` directory (its held-out split is every fourth family by name)."""
+    """Tasks by config: `builtin`, or a `kernelbench` directory (its held-out split is every fourth family by name), whose files
+    RL and evaluation use; the cold start then has the generated tasks alone, since it can write kernels for no others."""
     levels = set(cfg.tasks.levels)
+    kinds = set(cfg.tasks.kinds)
+    suite = builtin_suite(cfg.tasks.size)
+    if unknown := kinds - {t.spec.kind for t in suite.tasks}:
+        raise ConfigError(f"tasks.kinds names {sorted(unknown)}: there are {sorted({t.spec.kind for t in suite.tasks})}")
     if cfg.tasks.source == "builtin":
-        suite = builtin_suite(cfg.tasks.size)
-        kinds = set(cfg.tasks.kinds)
-        if unknown := kinds - {t.spec.kind for t in suite.tasks}:
-            raise ConfigError(f"tasks.kinds names {sorted(unknown)}: there are {sorted({t.spec.kind for t in suite.tasks})}")
         tasks = [t for t in suite.tasks if t.level in levels and (not kinds or t.spec.kind in kinds)]
-        generated, fresh, checked = _generated(cfg.seed, cfg.tasks, kinds)
     elif cfg.tasks.source == "kernelbench":
-        tasks, generated, fresh, checked = load_kernelbench(Path(cfg.tasks.directory), tuple(sorted(levels))), [], [], []
+        if cfg.sandbox.form == "kernel":
+            raise ConfigError(
+                "sandbox.form='kernel' with tasks.source='kernelbench': which tensors such a kernel gets is known of built-in tasks "
+                "alone. Use sandbox.form='module'."
+            )
+        if not cfg.tasks.generated:
+            raise ConfigError("tasks.generated is 0 with tasks.source='kernelbench': the cold start has no task to write kernels for")
+        tasks = split_by_family(load_kernelbench(Path(cfg.tasks.directory), tuple(sorted(levels)), size=cfg.tasks.size))
     else:
         raise ConfigError(f"tasks.source is {cfg.tasks.source!r}: use 'builtin' or 'kernelbench'")
+    generated, fresh, checked = _generated(cfg.seed, cfg.tasks, kinds)
     train = tuple(t for t in tasks if t.split == "train")
     held_out = tuple(t for t in tasks if t.split == "held_out")
     if not train or not held_out:
@@ -85,7 +93,8 @@ def load_tasks(cfg: ConfigDict) -> TaskSets:
             f"tasks.levels={tuple(sorted(levels))} leaves {len(train)} training and {len(held_out)} held-out tasks: both must be > 0"
         )
     if generated and cfg.tasks.check_size:
-        timed = max(cfg.tasks.rl_generated, (cfg.corpus.timed_tasks or len(train) + len(generated)) - len(train))
+        first = sum(t.spec is not None for t in train)  # these come first in the corpus
+        timed = max(cfg.tasks.rl_generated, (cfg.corpus.timed_tasks or first + len(generated)) - first)
         if timed > cfg.tasks.full_size:
             raise ConfigError(
                 f"tasks.full_size={cfg.tasks.full_size}, but RL or the corpus (corpus.timed_tasks, tasks.rl_generated) times {timed} "
@@ -176,31 +185,18 @@ def make_codec(cfg: ConfigDict, workdir: Path, texts: Callable[[], Sequence[str]
     return codec
 
 
+def scratch_config(m: ConfigDict, vocab_size: int) -> BackboneConfig:
+    """A fresh model's shapes and arithmetic, by the recipe's `model`. Raises ValueError where they don't fit together."""
+    names = [field.name for field in dataclasses.fields(BackboneConfig) if field.name in m]
+    return BackboneConfig(vocab_size=vocab_size, **{name: m[name] for name in names})
+
+
 def make_model(cfg: ConfigDict, codec: Codec) -> Model:
     """Backbone with fresh or loaded weights, split into what is trained and what is frozen."""
     m = cfg.model
     key = jax.random.key(derive_seed(cfg.seed, "init") & 0xFFFFFFFF)
     if m.init == "scratch":
-        config = BackboneConfig(
-            family=m.family,
-            vocab_size=codec.vocab_size,
-            d_model=m.d_model,
-            n_layers=m.n_layers,
-            n_heads=m.n_heads,
-            n_kv_heads=m.n_kv_heads,
-            head_dim=m.head_dim,
-            d_ff=m.d_ff,
-            rope_theta=m.rope_theta,
-            norm_eps=m.norm_eps,
-            tie_embeddings=m.tie_embeddings,
-            compute_dtype=m.compute_dtype,
-            head_rank=m.head_rank,
-            shifted_kv_heads=m.shifted_kv_heads,
-            init_std=m.init_std,
-            lora_rank=m.lora_rank,
-            lora_alpha=m.lora_alpha,
-            remat=m.remat,
-        )
+        config = scratch_config(m, codec.vocab_size)
         static, params = build_backbone(config, key)
     elif m.init == "smollm2":
         from dk_jax.interop.smollm2 import load
@@ -234,10 +230,10 @@ def check_modules(cfg: ConfigDict) -> None:
         raise ConfigError(f"rl.only={tuple(cfg.rl.only)}: {error}; () trains everything") from error
 
 
-def make_judge(cfg: ConfigDict, socket: str, journal: Journal | None) -> SandboxJudge:
-    """A judge on a running sandbox. Raises ConfigError where that sandbox can't judge this config's language."""
+def sandbox_options(cfg: ConfigDict) -> Options:
+    """What evaluations of the run ask for. Raises ValidationError, naming the option."""
     s = cfg.sandbox
-    options = Options(
+    return Options(
         correctness_trials=s.correctness_trials,
         timing=s.timing,
         profile=s.device != "cpu" and cfg.reward.w_coverage > 0,
@@ -248,6 +244,12 @@ def make_judge(cfg: ConfigDict, socket: str, journal: Journal | None) -> Sandbox
         check_s=s.check_s,
         time_s=s.time_s,
     )
+
+
+def make_judge(cfg: ConfigDict, socket: str, journal: Journal | None) -> SandboxJudge:
+    """A judge on a running sandbox. Raises ConfigError where that sandbox can't judge this config's language."""
+    s = cfg.sandbox
+    options = sandbox_options(cfg)
     client = SandboxClient(socket, retry_for_s=s.retry_for_s)
     support = client.capabilities().languages.get(s.language)
     if support is None or not support.available or s.form not in support.forms:
@@ -262,6 +264,7 @@ def make_judge(cfg: ConfigDict, socket: str, journal: Journal | None) -> Sandbox
         verify_options=options,
         journal=journal,
         max_parallel=s.parallel_tasks,
+        retry_for_s=s.retry_for_s,
     )
 
 

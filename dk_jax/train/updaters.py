@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+import optax
 from ml_collections import ConfigDict
 
 from dk_jax.train.update import LossConfig, Updater, make_optimizer
+
+
+def optimizer(c: ConfigDict, epochs: int = 1) -> optax.GradientTransformation:
+    """The optimizer of `sft` or `rl`, whose schedules count `epochs` updates a step. Raises ValueError for an unknown kind."""
+    return make_optimizer(
+        lr=c.lr, warmup=c.warmup * epochs, steps=c.steps * epochs, weight_decay=c.weight_decay, clip_norm=c.clip_norm,
+        decay=c.get("decay", True), kind=c.optimizer, only=c.get("only", ()),
+    )  # fmt: skip
 
 
 def for_cold_start(cfg: ConfigDict, static: Any) -> Updater:
@@ -15,11 +24,7 @@ def for_cold_start(cfg: ConfigDict, static: Any) -> Updater:
     Args:
       static: of the model, see `setup.Model`.
     """
-    c = cfg.sft
-    optimizer = make_optimizer(
-        lr=c.lr, warmup=c.warmup, steps=c.steps, weight_decay=c.weight_decay, clip_norm=c.clip_norm, decay=True, kind=c.optimizer
-    )
-    return Updater(static, optimizer, LossConfig(kind="nll"), streams=cfg.learner.streams)
+    return Updater(static, optimizer(cfg.sft), LossConfig(kind="nll"), streams=cfg.learner.streams)
 
 
 def for_rl(cfg: ConfigDict, static: Any) -> Updater:
@@ -29,11 +34,7 @@ def for_rl(cfg: ConfigDict, static: Any) -> Updater:
       static: of the model, see `setup.Model`.
     """
     c = cfg.rl
-    optimizer = make_optimizer(
-        lr=c.lr, warmup=c.warmup * c.epochs, steps=c.steps * c.epochs, weight_decay=c.weight_decay, clip_norm=c.clip_norm,
-        decay=c.decay, kind=c.optimizer, only=c.only,
-    )  # fmt: skip
     loss = LossConfig(
         kind="policy", clip_low=c.clip_low, clip_high=c.clip_high, dual_clip=c.dual_clip, temperature=cfg.rollout.temperature
     )
-    return Updater(static, optimizer, loss, streams=cfg.learner.streams)
+    return Updater(static, optimizer(c, epochs=c.epochs), loss, streams=cfg.learner.streams)

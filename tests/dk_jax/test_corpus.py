@@ -11,7 +11,7 @@ import pytest
 from dk_jax.agents.policy import KEEP
 from dk_jax.rollout.episode import task_view
 from dk_jax.rollout.trajectory import Verdict
-from dk_jax.sft.corpus import CorpusConfig, choose, choose_all, judge_all
+from dk_jax.sft.corpus import CorpusConfig, CorpusError, choose, choose_all, judge_all
 from dk_jax.sft.judged import load_kernels, save_kernels
 from dk_jax.sft.samples import SampleConfig, make_samples
 from dk_jax.sft.skill_topics import skill_catalogue
@@ -108,7 +108,7 @@ def test_a_verdict_against_the_intent_is_counted_and_no_correct_kernel_at_all_is
     chosen = choose_all(task, lambda _: variants, config=dataclasses.replace(config, variants_per_task=2), seed=0)
     _, counts = judge_all(chosen, Judge())
     assert counts["surprises"] == 1 and counts["kernels"] == 2
-    with pytest.raises(RuntimeError, match="none of 1 generated kernels was judged correct"):
+    with pytest.raises(CorpusError, match="none of 1 generated kernels was judged correct"):
         judge_all(choose_all(task, lambda _: [Kernel("off by one", frozenset(), "good")], config=config, seed=0), Judge())
 
 

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from configs.demo import get_config as demo
 from configs.smollm2_triton import get_config as smollm2
+from dk_jax.tasks.builtin import builtin_suite
 from dk_jax.train import setup
+from dk_jax.train.admission import admitted
+from dk_jax.train.checks import check_config, check_tasks
+from dk_jax.train.cold_start import ColdStartData
 
 
 @pytest.mark.parametrize("get_config", [demo, smollm2])
@@ -123,3 +129,81 @@ def test_light_tasks_are_never_timed(timed_tasks, rl_generated):
     cfg.corpus.timed_tasks = timed_tasks
     with pytest.raises(setup.ConfigError, match="tasks.full_size=40, but"):
         setup.load_tasks(cfg)
+
+
+@pytest.fixture
+def kernelbench(tmp_path):
+    """A recipe for Triton whose tasks are a directory of nine KernelBench files."""
+    (tmp_path / "level1").mkdir()
+    reference = builtin_suite().get("softmax_wide").reference
+    for number in range(9):
+        (tmp_path / "level1" / f"{number}_Softmax{number}.py").write_text(f"# {number}\n{reference}")
+    cfg = smollm2()
+    cfg.tasks.update(dict(source="kernelbench", directory=str(tmp_path), levels=(1,), generated=30))
+    return cfg
+
+
+def test_a_directory_of_files_is_split_by_family_and_the_cold_start_writes_for_generated_tasks(kernelbench, tmp_path):
+    tasks = setup.load_tasks(kernelbench)
+    assert [t.name for t in tasks.held_out] == ["level1_3_Softmax3", "level1_7_Softmax7"] and len(tasks.train) == 7
+    assert tasks.rl == tasks.train and all(t.spec is None and t.size == "gpu" for t in tasks.rl)
+    assert setup.load_tasks(kernelbench) == tasks
+    chosen = ColdStartData(kernelbench, tasks, tmp_path / "corpus.jsonl")._chosen()
+    assert {c.task.name for c in chosen} == {t.name for t in tasks.generated} and any(c.timed for c in chosen)
+    assert tasks.siblings(tasks.train[0]) == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (dict(generated=0), "tasks.generated is 0"),
+        (dict(levels=(1, 2)), "level2: no task files"),
+        (dict(kinds=("maps",)), r"tasks.kinds names \['maps'\]"),
+    ],
+)
+def test_what_a_directory_lacks_is_named(kernelbench, changes, message):
+    kernelbench.tasks.update(changes)
+    with pytest.raises(ValueError, match=message):
+        setup.load_tasks(kernelbench)
+
+
+def test_bare_kernels_are_not_written_for_files(kernelbench):
+    kernelbench.sandbox.form = "kernel"
+    with pytest.raises(setup.ConfigError, match="Use sandbox.form='module'"):
+        setup.load_tasks(kernelbench)
+
+
+class Refusing:
+    """A judge that refuses the tasks whose names contain one of `words`; counts those it is shown."""
+
+    def __init__(self, *words):
+        self.words, self.shown = words, 0
+
+    def refusals(self, tasks):
+        self.shown += len(tasks)
+        return {t.name: "zeros would pass" for t in tasks if any(word in t.name for word in self.words)}
+
+
+def test_files_that_the_sandbox_refuses_are_left_out_and_asked_about_once(kernelbench, tmp_path, caplog):
+    tasks, path = setup.load_tasks(kernelbench), tmp_path / "admission.json"
+    judge = Refusing("Softmax3", "Softmax5")
+    found = admitted(tasks, judge, path)
+    assert [t.name for t in found.held_out] == ["level1_7_Softmax7"] and len(found.train) == 6 and judge.shown == 9
+    assert found.generated == tasks.generated
+    assert "level1_5_Softmax5 is left out, the sandbox refuses it: zeros would pass" in caplog.text
+    assert admitted(tasks, Refusing(), path) == found
+    changed = dataclasses.replace(tasks, held_out=tuple(dataclasses.replace(t, reference=t.reference + "#") for t in tasks.held_out))
+    again = Refusing()
+    assert len(admitted(changed, again, path).held_out) == 2 and again.shown == 2
+
+
+def test_no_task_left_is_an_error(kernelbench, tmp_path):
+    with pytest.raises(setup.ConfigError, match="refuses 2, which leaves 7 training and 0 held-out tasks; the first is .*zeros would pass"):
+        admitted(setup.load_tasks(kernelbench), Refusing("Softmax3", "Softmax7"), tmp_path / "admission.json")
+
+
+@pytest.mark.parametrize("get_config", [demo, smollm2])
+def test_the_recipes_pass_their_checks(get_config):
+    cfg = get_config()
+    check_config(cfg)
+    check_tasks(cfg, setup.load_tasks(cfg))

@@ -63,7 +63,11 @@ def test_bad_requests_say_what_to_do():
         generate_tasks(0, 1, "tpu")
 
 
-@pytest.mark.parametrize("task", TASKS[::12], ids=lambda task: task.name)
+@pytest.mark.parametrize(
+    "task",
+    [*TASKS[::12], *generate_tasks(1, 600, "light")[5::24], *generate_tasks(2, 600, "small")[7::24]],
+    ids=lambda task: f"{task.size}-{task.name}",
+)
 def test_generated_reference_runs_and_nothing_lazy_passes(task):
     space = {}
     exec(task.reference, space)

@@ -12,6 +12,7 @@ from dk_jax.metrics import Metrics, read_scalars
 from dk_jax.rollout.judge import Journal
 from dk_jax.rollout.trajectory import load_trajectories
 from dk_jax.skills.library import SkillLibrary
+from dk_jax.tasks.builtin import builtin_suite
 from dk_jax.train import run as run_module
 from dk_jax.train.state import Checkpoints
 from tests.end_to_end.scripted import Killed, ScriptedClient, ScriptedRun, tiny_config
@@ -171,6 +172,10 @@ def test_a_config_that_can_not_work_is_not_remembered(tmp_path):
     wrong = {
         "rl.epochs": 0, "rl.only": ("mlps",),
         "skills.verification": "guess", "tasks.kinds": ("maps",),
+        "rollout.tasks": 10_000, "rollout.checked_tasks": 10_000, "rollout.temperature": 0.0, "rollout.max_rows": 0,
+        "model.init": "luck", "model.family": "gpt", "model.head_dim": 7, "codec.kind": "bytes", "codec.vocab_size": 100,
+        "sft.optimizer": "sgd", "sft.shares.policy": -1.0, "rl.optimizer": "sgd", "rl.steps": 0, "sft.microbatch": 0,
+        "sandbox.language": "rust", "sandbox.form": "binary", "sandbox.timing": "guess", "sandbox.check_s": -1.0, "reward.w_speed": -1.0,
     }  # fmt: skip
     for key, value in wrong.items():
         cfg = tiny_config()
@@ -290,3 +295,22 @@ def test_tasks_that_are_only_checked_train_the_policy_on_correctness_alone(unint
         right = [v.correct for t in step if t.agent == "policy" and not t.timed for v in t.verdicts]
         timed = [v.earned_speedup for t in step if t.agent == "policy" and t.timed for v in t.verdicts]
         assert line["checked_correct"] == pytest.approx(np.mean(right)) and line["speedup"] == pytest.approx(np.mean(timed))
+
+
+def test_a_run_on_a_directory_of_kernelbench_files(tmp_path):
+    """The cold start writes kernels for generated tasks; RL and evaluation use the files."""
+    (tmp_path / "level1").mkdir()
+    for task in builtin_suite("cpu").tasks[:8]:
+        (tmp_path / "level1" / f"1_{task.name}.py").write_text(task.reference)
+    cfg = tiny_config()
+    cfg.tasks.update(dict(source="kernelbench", directory=str(tmp_path), levels=(1,), generated=12, check_size=""))
+    cfg.sandbox.update(dict(language="triton", form="module"))
+    cfg.rollout.update(dict(checked_tasks=0, max_policy_tokens=512, max_context_tokens=4096))
+    cfg.rl.steps = 2
+    run = ScriptedRun(cfg, tmp_path / "run", ScriptedClient())
+    scores = run.all()
+    run.close()
+    assert scores["after"]["last_turn"]["samples"] == 2 and len(run.tasks.train) == 6
+    rollouts = [t for path in (tmp_path / "run" / "rollouts").glob("step_*.jsonl") for t in load_trajectories(path)]
+    assert {t.task for t in rollouts} <= {t.name for t in run.tasks.train} and any(t.advantages for t in rollouts)
+    assert not {k.task for k in run.corpus()} & {t.task for t in rollouts}

@@ -114,7 +114,12 @@ def test_a_full_disk_ends_with_one_clear_error_and_what_was_judged_stays(tmp_pat
         (["--config.rl.learning_rate=1"], "error: --config.rl.learning_rate=1: the recipe has no key"),
         (["--no_such_flag=1"], "no_such_flag"),
         (["--config.tasks.kinds=('maps',)"], "tasks.kinds names ['maps']"),
-        (["--config.tasks.source=kernelbench", "--config.tasks.directory=/no/such/folder"], "/no/such/folder"),
+        (
+            ["--config.tasks.source=kernelbench", "--config.tasks.directory=/no/such/folder", "--config.sandbox.form=module"],
+            "/no/such/folder: no such directory",
+        ),
+        (["--config.rollout.tasks=9999"], "rollout.tasks=9999 but there are only"),
+        (["--sandbox=/no/such/socket"], "--sandbox=/no/such/socket: no socket is there. Start one with python -m sandbox serve"),
     ],
 )
 def test_wrong_use_ends_with_one_clear_error(tmp_path, flags, said):
