@@ -84,7 +84,7 @@ def get_config() -> ConfigDict:
             language="cpp",
             form="kernel",
             isolation="",  # "strict", "standard" or "none"; "" takes the best that the host offers
-            workers=3,  # one more than cores: two left them idle for a quarter of the time
+            workers=3,  # evaluations in progress; no more of them work at a time than there are cores
             threads=2,  # threads of candidate and baseline alike
             correctness_trials=2,
             timing="quick",
@@ -169,6 +169,7 @@ def get_config() -> ConfigDict:
             weight_selection=0.1,  # few sequences stand for these agents in a step: at more, theirs is most of the gradient
             weight_summary=0.05,
             min_group_std=1e-3,
+            std_floor=0.0,  # above 0: a group's policy advantages are divided by its returns' deviation, or by this if that is less
             profiling_low=0.0,  # profiling rejection starts here; 0 switches it off (no profiler on a CPU)
             profiling_width=0.1,
             microbatch=8,

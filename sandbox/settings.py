@@ -11,6 +11,7 @@ from pathlib import Path
 from sandbox.build import BuildUnavailable
 from sandbox.build.cpp import COMPILE_FLAGS, LINK_FLAGS, find_compiler
 from sandbox.build.signature import RULE
+from sandbox.build.toolchain import find_cuda, find_toolchain
 from sandbox.build.triton_interpreter import interpreter_missing
 from sandbox.jail.plan import Level
 from sandbox.jail.probe import IsolationError, choose
@@ -185,16 +186,14 @@ def _triton(settings: Settings) -> LanguageSupport:
 
 
 def _cuda(gpus: list[str]) -> LanguageSupport:
-    from sandbox.build.cuda import refusal
-
-    problem = (
-        "no NVIDIA GPU is served here; start the sandbox with --device cuda:0"
-        if not gpus
-        else refusal(gpus[0])
-    )
-    return LanguageSupport(
-        available=not problem, forms=["module"], devices=gpus, timing=True, problem=problem or ""
-    )
+    problem = "" if gpus else "no NVIDIA GPU is served here; start the sandbox with --device cuda:0"
+    try:
+        if gpus:
+            find_toolchain()
+            find_cuda()
+    except BuildUnavailable as error:
+        problem = str(error)
+    return LanguageSupport(available=not problem, forms=["module"], devices=gpus, timing=True, problem=problem)
 
 
 def make_scratch() -> Path:

@@ -44,6 +44,30 @@ def policy_advantages(
     return per_turn(returns, group_ids, mask)
 
 
+def over_group_std(
+    advantages: Float[Array, "R U"],
+    returns: Float[Array, "R U"],
+    mask: Bool[Array, "R U"],
+    group_ids: Int[Array, " R"],
+    *,
+    floor: float,
+) -> Float[Array, "R U"]:
+    """Advantages over the standard deviation of their group's returns at that turn, so that each group moves the policy alike.
+
+    Args:
+        advantages: `policy_advantages` of the same returns.
+        returns, mask, group_ids: as there.
+        floor: least deviation to divide by (> 0): members that differ by less, as by the noise of a clock, stay small.
+
+    Source: GRPO (arXiv 2402.03300, eq. 3 with its outcome reward), there without a floor.
+    """
+    same = (group_ids[:, None] == group_ids[None, :]).astype(returns.dtype)
+    count = jnp.maximum(same @ mask.astype(returns.dtype), 1.0)
+    mean = same @ jnp.where(mask, returns, 0.0) / count
+    variance = same @ jnp.where(mask, (returns - mean) ** 2, 0.0) / count
+    return advantages / jnp.maximum(jnp.sqrt(variance), floor)
+
+
 def selection_advantages(
     rewards: Float[Array, " S"], group_ids: Int[Array, " S"], is_null: Bool[Array, " S"]
 ) -> Float[Array, " S"]:

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from dk_jax.models.config import AGENTS
-from dk_jax.rl.advantages import policy_advantages, selection_advantages, summary_advantages
+from dk_jax.rl.advantages import over_group_std, policy_advantages, selection_advantages, summary_advantages
 from dk_jax.rl.filters import degenerate_groups, profiling_rejection
 from dk_jax.rl.losses import sequence_weights
 from dk_jax.rl.returns import discounted_returns
@@ -25,6 +25,7 @@ from dk_jax.train.batch import Row
 # Compiled whole: run op by op, each new number of trajectories would compile dozens of tiny programs.
 _returns = jax.jit(discounted_returns, static_argnames="gamma")
 _policy_advantages = jax.jit(policy_advantages)
+_over_group_std = jax.jit(over_group_std, static_argnames="floor")
 _selection_advantages = jax.jit(selection_advantages)
 _summary_advantages = jax.jit(summary_advantages)
 _degenerate = jax.jit(degenerate_groups, static_argnames="min_std")
@@ -46,6 +47,7 @@ class CreditConfig:
     loss_scale: float
     profiling_low: float = 0.0
     profiling_width: float = 0.1
+    std_floor: float = 0.0  # above 0: policy advantages over their group's deviation, or over this if that is less
 
 
 def assign(rollouts: StepRollouts, *, config: CreditConfig, seed: int, step: int) -> tuple[list[Row], dict[str, float]]:
@@ -95,6 +97,8 @@ def _policy(policy: list[Trajectory], config: CreditConfig, metrics: dict[str, f
     groups = _ids([t.group for t in policy])
     returns = np.asarray(_returns(rewards, mask, gamma=config.gamma))
     advantages = np.array(_policy_advantages(returns, mask, groups))
+    if config.std_floor > 0:
+        advantages = np.array(_over_group_std(advantages, returns, mask, groups, floor=config.std_floor))
     found = _degenerate(returns, groups, mask, min_std=config.min_group_std)
     keep = np.asarray(found.keep)
     metrics["policy_groups_dropped"] = float(found.dropped) / max(float(found.groups), 1.0)

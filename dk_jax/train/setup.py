@@ -318,4 +318,5 @@ def credit_config(cfg: ConfigDict) -> CreditConfig:
         loss_scale=cfg.rl.loss_scale,
         profiling_low=cfg.rl.profiling_low,
         profiling_width=cfg.rl.profiling_width,
+        std_floor=cfg.rl.std_floor,
     )

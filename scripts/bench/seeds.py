@@ -3,8 +3,8 @@
     python scripts/bench/seeds.py runs/demo runs/demo_seed1 runs/demo_seed2 --out scripts/bench/results/NAME.json
 
 For each number of the final table: mean and standard deviation over the seeds before and after RL, and the rise, whose spread is
-that of the paired differences. A rise is called clear when its 95 % interval (Student's t over seeds) lies above 0 and its mean
-exceeds the larger of the two standard deviations over seeds.
+that of the paired differences. A rise exceeds the spread when its mean is larger than both standard deviations over seeds; it is called
+clear when besides its 95 % interval (Student's t over seeds, which is wide for three) lies above 0.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def load(workdir: Path) -> dict:
 
 
 def summarise(runs: list[dict]) -> dict[str, dict]:
-    """Per measure: before and after RL as (mean, sd), the rise as (mean, low, high), and whether it is clear."""
+    """Per measure: before and after RL as (mean, sd), the rise as (mean, low, high), whether it exceeds the spread, and is clear."""
     out = {}
     for name, get in MEASURES.items():
         before, after = [get(r["before"]) for r in runs], [get(r["after"]) for r in runs]
@@ -66,6 +66,7 @@ def summarise(runs: list[dict]) -> dict[str, dict]:
             "before": [statistics.mean(before), statistics.stdev(before)],
             "after": [statistics.mean(after), statistics.stdev(after)],
             "rise": [rise, rise - half, rise + half],
+            "exceeds_spread": rise > spread,
             "clear": rise - half > 0 and rise > spread,
         }
     return out
@@ -87,7 +88,8 @@ def table(summary: dict[str, dict], runs: list[dict]) -> str:
         rise, low, high = (scale * v for v in row["rise"])
         lines.append(
             f"{name:14}{shown(row['before']):>16}{shown(row['after']):>16}"
-            f"{f'{rise:+.{digits}f} [{low:+.{digits}f}, {high:+.{digits}f}]':>26}{'  clear' if row['clear'] else ''}"
+            f"{f'{rise:+.{digits}f} [{low:+.{digits}f}, {high:+.{digits}f}]':>26}"
+            f"{'  clear' if row['clear'] else '  exceeds the spread' if row['exceeds_spread'] else ''}"
         )
     skills = "; ".join("{proposed:.0f} / {verified:.0f} / {active:.0f}".format(**r["skills"]) for r in runs)
     return "\n".join([*lines, f"skills proposed / verified / active by seed: {skills}"])

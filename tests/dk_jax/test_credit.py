@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from dk_jax.models.config import AGENTS
@@ -46,6 +48,13 @@ def choice(task: str, scheme: int, error: str = "", skills: tuple[str, ...] = ("
 
 def step(trajectories) -> StepRollouts:
     return StepRollouts(trajectories=trajectories, proposals=[])
+
+
+def test_with_a_floor_a_task_of_large_rewards_moves_the_policy_as_others_do():
+    fast = [rollout("t", 0, i, [speedup]) for i, speedup in enumerate((1.0, 5.0))]
+    checked = [rollout("u", 0, i, [speedup]) for i, speedup in enumerate((0.0, 1.0))]
+    assign(step([*fast, *checked]), config=dataclasses.replace(CONFIG, std_floor=0.25), seed=0, step=0)
+    assert [t.advantages[0] for t in (*fast, *checked)] == pytest.approx([-2.0, 2.0, -2.0, 2.0])
 
 
 def test_a_policy_turn_is_compared_with_the_same_turn_of_the_other_rollouts_of_its_task():

@@ -6,6 +6,7 @@ import pytest
 
 from dk_jax.rl.advantages import (
     leave_one_out,
+    over_group_std,
     policy_advantages,
     selection_advantages,
     summary_advantages,
@@ -34,6 +35,30 @@ def leave_one_out_by_loops(values, groups, valid):
         if valid[i] and others:
             out[i] = values[i] - sum(others) / len(others)
     return out
+
+
+def test_each_group_moves_the_policy_alike_whatever_its_returns_scale():
+    rng = np.random.default_rng(1)
+    groups = np.array([0, 1, 0, 1, 0, 1, 0, 2])
+    returns = rng.normal(size=(8, 2)).astype(np.float32)
+    mask = rng.random((8, 2)) < 0.8
+    returns[groups == 1] *= 100.0
+    advantages = np.asarray(policy_advantages(returns, mask, groups))
+    found = np.asarray(over_group_std(advantages, returns, mask, groups, floor=0.25))
+    for i in range(8):
+        for t in range(2):
+            own = [returns[j, t] for j in range(8) if groups[j] == groups[i] and mask[j, t]]
+            deviation = max(np.std(own), 0.25) if own else 0.25
+            assert found[i, t] == pytest.approx(advantages[i, t] / deviation, rel=1e-4, abs=1e-6)
+    assert not found[~mask].any() and not found[groups == 2].any()
+
+
+def test_differences_as_small_as_noise_stay_small():
+    returns = np.array([[1.0], [1.01], [0.99]], np.float32)
+    mask, groups = np.ones((3, 1), bool), np.zeros(3, np.int32)
+    advantages = np.asarray(policy_advantages(returns, mask, groups))
+    found = np.asarray(over_group_std(advantages, returns, mask, groups, floor=0.25))
+    assert np.abs(found).max() < 0.07
 
 
 @pytest.mark.parametrize("gamma", [1.0, 0.4, 0.0])

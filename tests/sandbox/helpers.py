@@ -14,7 +14,10 @@ from pathlib import Path
 from typing import IO
 
 import psutil
+import pytest
 
+from sandbox.build import BuildUnavailable
+from sandbox.build.toolchain import find_toolchain
 from sandbox.client import SandboxClient
 from sandbox.protocol import Candidate
 
@@ -62,6 +65,18 @@ def python_module(body: str, before: str = "") -> Candidate:
         "    def forward(self, x):\n"
         f"{body}\n"
     )
+
+
+def extensions_problem() -> str:
+    """Why no extension can be built here (a compiler and g++ are all that the tests need otherwise); "" if it can."""
+    try:
+        find_toolchain()
+    except BuildUnavailable as error:
+        return str(error)
+    return ""
+
+
+needs_extensions = pytest.mark.skipif(bool(extensions_problem()), reason=extensions_problem())
 
 
 def descendants(pid: int) -> list[psutil.Process]:

@@ -26,6 +26,7 @@ from sandbox.jail.frames import Channel
 from sandbox.oracle.builds import MAX_REQUESTS, Builds
 from sandbox.oracle.draft import Draft, Job
 from sandbox.protocol import MAX_SOURCE_BYTES, Candidate, EvaluationResult, Options, TaskSpec
+from tests.sandbox.helpers import needs_extensions
 
 CALL = {"name": "ext", "cpp_sources": "int f() { return 1; }", "functions": ["f"]}
 WITH_CUDA = {**CALL, "cuda_sources": "__global__ void k() {}"}
@@ -324,6 +325,7 @@ def test_what_a_jail_left_is_published_only_as_an_ordinary_file(tmp_path):
     assert store.find("ab" * 32) is None and not list((tmp_path / "store").glob("*/.new-*"))
 
 
+@needs_extensions
 def test_precompiled_headers_are_bounded_and_the_least_recently_used_go(tmp_path):
     headers = Headers(ArtifactStore(tmp_path / "store"), find_toolchain(), tmp_path, time.sleep)
     for number in range(MAX_PRECOMPILED + 3):

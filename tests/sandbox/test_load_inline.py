@@ -19,7 +19,9 @@ from sandbox.oracle.draft import Job
 from sandbox.oracle.evaluate import Judge
 from sandbox.protocol import MAX_SOURCE_BYTES, Candidate, Options, TaskSpec
 from sandbox.verdict.coverage import OwnKernel
-from tests.sandbox.helpers import ADD_BIAS
+from tests.sandbox.helpers import ADD_BIAS, needs_extensions
+
+pytestmark = needs_extensions
 
 LIMITS = Limits(memory_bytes=2 << 30)
 FLAGS = ["-O2"]

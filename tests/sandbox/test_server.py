@@ -13,6 +13,8 @@ import httpx
 import psutil
 import pytest
 
+from sandbox import settings
+from sandbox.build import BuildUnavailable
 from sandbox.client import AsyncSandboxClient, SandboxBusy, SandboxClient, SandboxRejected
 from sandbox.protocol import Options, VerificationTask
 from sandbox.workers import make_directory, remove_directory
@@ -269,3 +271,15 @@ def test_a_directory_that_a_dying_process_still_fills_is_deleted_all_the_same(tm
     with subprocess.Popen(["sh", "-c", fill, str(directory)], stderr=subprocess.DEVNULL):
         assert eventually(lambda: any(directory.iterdir()))
         assert remove_directory(directory, 60.0) and not directory.exists()
+
+
+def test_cuda_without_a_toolkit_is_not_offered_and_says_what_to_install(monkeypatch):
+    def missing():
+        raise BuildUnavailable("no CUDA toolkit: install one, or point CUDA_HOME to it")
+
+    monkeypatch.setattr(settings, "find_cuda", missing)
+    monkeypatch.setattr(settings, "find_toolchain", lambda: None)
+    support = settings._cuda(["cuda:0"])
+    assert not support.available and "point CUDA_HOME to it" in support.problem
+    monkeypatch.setattr(settings, "find_cuda", lambda: None)
+    assert settings._cuda(["cuda:0"]).available and settings._cuda([]).problem.startswith("no NVIDIA GPU")
