@@ -266,6 +266,9 @@ class EvaluationResult(_Reply):
     kernel_signature: str | None = None
     stage_s: dict[str, float] = {}
     attempts: int = 0
+    transient: bool = False
+    """With the outcome "infra_error": what was in the way may pass by itself (a crowded card, an oracle that died), so that it may help to
+    ask again later; a full disk or a missing compiler does not."""
     cached: bool = False
 
     @property

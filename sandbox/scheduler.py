@@ -308,6 +308,7 @@ class Scheduler:
                     update={
                         "state": "done",
                         "outcome": "infra_error",
+                        "transient": True,
                         "attempts": record.attempts,
                         "feedback": f"the judge failed {record.attempts} times: {text}",
                     }

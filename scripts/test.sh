@@ -8,29 +8,30 @@ prepare_environment
 export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}" JAX_PLATFORMS=cpu
 [ $# -eq 0 ] || exec "$PYTHON" -m pytest "$@"
 
-# The learner's tests keep one core busy and the sandbox's often wait, so they run at the same time. Then the red team has the
-# machine to itself: what its judge measures counts.
+# Two shares of about the same length run at the same time: the learner's tests, which keep one core busy, with some of the sandbox's,
+# and the other ones of the sandbox, which often wait. Then the red team has the machine to itself: what its judge measures counts.
+beside=(tests/dk_jax tests/end_to_end tests/sandbox/test_cli.py tests/sandbox/test_compat.py tests/sandbox/test_drain.py)
 logs="$(mktemp -d)"
-learner=""
-trap '[ -z "$learner" ] || { kill -INT "$learner"; wait "$learner" || true; }; rm -rf "$logs"' EXIT
+first=""
+trap '[ -z "$first" ] || { kill -INT "$first"; wait "$first" || true; }; rm -rf "$logs"' EXIT
 trap 'exit 130' INT TERM
 status=0
 set -m # so that the background process hears an interrupt
-"$PYTHON" -m pytest tests/dk_jax tests/end_to_end >"$logs/learner" 2>&1 &
-learner=$!
+"$PYTHON" -m pytest "${beside[@]}" >"$logs/first" 2>&1 &
+first=$!
 set +m
-printf '== all but dk_jax, end_to_end and redteam; the first two run beside it\n'
-"$PYTHON" -m pytest --ignore=tests/dk_jax --ignore=tests/end_to_end --ignore=tests/redteam 2>&1 | tee "$logs/sandbox" || status=1
-wait "$learner" || status=1
-learner=""
-printf '== dk_jax and end_to_end\n'
-cat "$logs/learner"
+printf '== second share; the first, with the learner, runs beside it\n'
+"$PYTHON" -m pytest "${beside[@]/#/--ignore=}" --ignore=tests/redteam 2>&1 | tee "$logs/second" || status=1
+wait "$first" || status=1
+first=""
+printf '== first share: the learner, end to end, and some of the sandbox\n'
+cat "$logs/first"
 printf '== redteam\n'
 "$PYTHON" -m pytest tests/redteam 2>&1 | tee "$logs/redteam" || status=1
 if [ "$status" -ne 0 ]; then
   printf '== failed\n'
   grep -hE '^(FAILED|ERROR) ' "$logs"/* || true
 fi
-printf '== dk_jax and end_to_end: %s\n== redteam: %s\n== the others: %s\n' \
-  "$(tail -n 1 "$logs/learner")" "$(tail -n 1 "$logs/redteam")" "$(tail -n 1 "$logs/sandbox")"
+printf '== first share: %s\n== second share: %s\n== redteam: %s\n' \
+  "$(tail -n 1 "$logs/first")" "$(tail -n 1 "$logs/second")" "$(tail -n 1 "$logs/redteam")"
 exit "$status"

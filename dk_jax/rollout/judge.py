@@ -137,7 +137,7 @@ def _is_verdict(result) -> bool:
 
 
 class _Patience:
-    """Pauses between attempts at what the sandbox could not judge: a full disk or card may be free again soon.
+    """Pauses between attempts at what the sandbox could not judge, where what was in its way may pass by itself.
 
     Args:
         over: set when nobody wants the answer any more.
@@ -147,9 +147,9 @@ class _Patience:
         self._give_up, self._pause_s, self._over = time.monotonic() + retry_for_s, FIRST_PAUSE_S, over
 
     def wait(self, result) -> None:
-        """Raises SandboxUnavailable when there is no time left, or all is over."""
+        """Raises SandboxUnavailable where waiting does not help, there is no time left, or all is over."""
         said = f"the sandbox could not judge a candidate ({result.outcome} after {result.attempts} attempts): {result.feedback}"
-        if time.monotonic() + self._pause_s > self._give_up:
+        if not result.transient or time.monotonic() + self._pause_s > self._give_up:
             raise SandboxUnavailable(
                 f"{said}. Look into its log and python -m sandbox doctor, then run the same command again: what was judged is kept."
             )

@@ -61,7 +61,7 @@ class Draft:
         finally:
             self.stage_s[name] = round(self.stage_s.get(name, 0.0) + time.monotonic() - start, 6)
 
-    def result(self, outcome: Outcome, text: str) -> EvaluationResult:
+    def result(self, outcome: Outcome, text: str, *, transient: bool = False) -> EvaluationResult:
         options = self.job.options
         earned = (
             reward(
@@ -92,4 +92,5 @@ class Draft:
             kernel_signature=self.kernel_signature,
             stage_s=self.stage_s,
             attempts=1,
+            transient=transient,
         )

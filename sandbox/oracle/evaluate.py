@@ -137,8 +137,10 @@ class Judge:
             return verdict.result(failure.outcome, failure.text)
         except TaskRejected as error:
             return verdict.result("task_rejected", feedback.failed("the task is not usable", str(error)))
-        except (BuildUnavailable, DeviceFull) as error:
+        except BuildUnavailable as error:
             return verdict.result("infra_error", str(error))
+        except DeviceFull as error:
+            return verdict.result("infra_error", str(error), transient=True)
         except OSError as error:
             return verdict.result("infra_error", f"the judge's own input or output failed: {error}")
         return verdict.result("ok", feedback.correct(verdict.timing, verdict.coverage, verdict.untimed))

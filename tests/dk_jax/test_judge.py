@@ -391,15 +391,16 @@ def test_journal_lines_are_plain_json(tmp_path):
 class Faulty(FakeClient):
     """The judge fails at the first `faults` candidates that it is given."""
 
-    def __init__(self, faults: int):
+    def __init__(self, faults: int, transient: bool = True):
         super().__init__()
-        self.faults = faults
+        self.faults, self.transient = faults, transient
 
     def _judge(self):
         with self._lock:
             self.faults -= 1
             if self.faults >= 0:
-                return EvaluationResult(id="x", state="done", outcome="infra_error", attempts=3, feedback="the disk is full")
+                fault = dict(outcome="infra_error", attempts=3, feedback="the card is full", transient=self.transient)
+                return EvaluationResult(id="x", state="done", **fault)
         return super()._judge()
 
 
@@ -414,7 +415,7 @@ def test_what_the_sandbox_could_not_judge_is_asked_again_and_the_rest_is_not(has
     verdicts = make_judge(client, journal, retry_for_s=30.0).evaluate(requests((A, "1"), (A, "2"), (A, "3"), (B, "4")), phase="p")
     assert [v.outcome for v in verdicts] == ["ok"] * 4 and len(journal) == 4
     assert client.asked == [("a", "1"), ("a", "2"), ("a", "3"), ("a", "1"), ("a", "2"), ("b", "4")]
-    assert "the disk is full; asking again" in caplog.text
+    assert "the card is full; asking again" in caplog.text
 
 
 def test_a_verification_is_asked_again_whole(hasty):
@@ -427,11 +428,19 @@ def test_a_verification_is_asked_again_whole(hasty):
 def test_patience_ends_and_what_was_judged_is_kept(hasty, tmp_path):
     journal = Journal(tmp_path / "j.jsonl")
     judge = make_judge(Faulty(10**6), journal, retry_for_s=0.05)
-    with pytest.raises(SandboxUnavailable, match="infra_error after 3 attempts.*disk is full.*same command again"):
+    with pytest.raises(SandboxUnavailable, match="infra_error after 3 attempts.*card is full.*same command again"):
         judge.evaluate(requests((A, "1")), phase="p")
-    with pytest.raises(SandboxUnavailable, match="disk is full"):
+    with pytest.raises(SandboxUnavailable, match="card is full"):
         judge.verify([Arms(task=A, control=("c",), treated=("t",))], phase="v")
     assert len(journal) == 0
+
+
+def test_what_a_person_has_to_put_right_is_not_waited_for(tmp_path):
+    client = Faulty(1, transient=False)
+    start = time.monotonic()
+    with pytest.raises(SandboxUnavailable, match="card is full.*same command again"):
+        make_judge(client, retry_for_s=600.0).evaluate(requests((A, "1")), phase="p")
+    assert len(client.asked) == 1 and time.monotonic() - start < 10
 
 
 def test_nobody_waits_for_a_judge_when_another_task_has_ended_it_all(monkeypatch):

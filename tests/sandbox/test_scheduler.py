@@ -95,7 +95,7 @@ def test_a_fault_of_the_judge_is_retried_twice_and_never_remembered():
         assert (await scheduler.wait(one, 0)).state == "running"
         worker.answer("infra_error", "disk full")
         result = await scheduler.wait(one, 0)
-        assert (result.outcome, result.attempts, result.reward.total) == ("infra_error", 3, 0)
+        assert (result.outcome, result.attempts, result.reward.total) == ("infra_error", 3, 0) and not result.transient
         [again] = submit(scheduler, "a")
         worker.answer("ok")
         assert (await scheduler.wait(again, 0)).outcome == "ok"
@@ -134,6 +134,17 @@ def test_a_result_that_nobody_has_been_given_is_waited_for():
         worker.answer()
         await scheduler.wait(fetched, 0)
         assert [record.id for record in scheduler.begin_drain()] == [unfetched]
+
+    scenario(test)
+
+
+def test_an_oracle_that_dies_each_time_is_a_fault_that_may_pass():
+    async def test(scheduler, worker):
+        [one] = submit(scheduler, "a")
+        for _ in range(3):
+            worker.die()
+        result = await scheduler.wait(one, 0)
+        assert (result.outcome, result.transient) == ("infra_error", True)
 
     scenario(test)
 

@@ -26,7 +26,7 @@ def oracle(tmp_path):
         ours, theirs = socket.socketpair()
         settings = {
             "parent": os.getpid(), "scratch": str(tmp_path), "cache": str(tmp_path / "cache"), "threads": 1,
-            "isolation": None, "log_level": "WARNING",
+            "isolation": None, "log_level": "WARNING", "log_format": "text",
         }  # fmt: skip
         with theirs:
             command = [sys.executable, "-P", "-m", "sandbox.oracle.worker", str(theirs.fileno())]
