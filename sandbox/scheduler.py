@@ -393,7 +393,8 @@ class Scheduler:
         if count > self.max_queue:
             raise QueueFull(f"the request has {count} candidates, the queue holds {self.max_queue}", RETRY_AFTER_S)
         if count > self._waiting.room_for(client, self.max_queue):
-            raise QueueFull(f"{len(self._waiting)} evaluations wait, the queue holds {self.max_queue}", RETRY_AFTER_S)
+            advice = "send this again later, or fewer candidates at a time; --max-queue makes room for more"
+            raise QueueFull(f"{len(self._waiting)} evaluations wait, the queue holds {self.max_queue}: {advice}", RETRY_AFTER_S)
 
 
 def _cancelled(record: Record) -> EvaluationResult:

@@ -34,6 +34,13 @@ def check_config(cfg: ConfigDict) -> None:
     Raises:
         ConfigError: names the key, or the group of keys.
     """
+    try:
+        _check(cfg)
+    except AttributeError as error:  # of a ConfigDict, which says what it has instead
+        raise ConfigError(f"the recipe lacks a key that configs/demo.py has: {error}") from error
+
+
+def _check(cfg: ConfigDict) -> None:
     setup.rollout_config(cfg)
     setup.kernel_variants(cfg.sandbox.language)
     with _blaming("sandbox or reward"):

@@ -202,6 +202,13 @@ def test_no_task_left_is_an_error(kernelbench, tmp_path):
         admitted(setup.load_tasks(kernelbench), Refusing("Softmax3", "Softmax7"), tmp_path / "admission.json")
 
 
+def test_a_recipe_that_lacks_a_key_is_told_which():
+    cfg = demo()
+    del cfg.rollout.cache_step
+    with pytest.raises(setup.ConfigError, match="lacks a key that configs/demo.py has: .*cache_step"):
+        check_config(cfg)
+
+
 @pytest.mark.parametrize("get_config", [demo, smollm2])
 def test_the_recipes_pass_their_checks(get_config):
     cfg = get_config()
