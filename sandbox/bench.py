@@ -25,7 +25,7 @@ class Model(torch.nn.Module):
         return x * y + x
 
 def get_inputs():
-    return [torch.randn({rows}, 1024), torch.randn({rows}, 1024)]
+    return [torch.randn({rows}, {columns}), torch.randn({rows}, {columns})]
 
 def get_init_inputs():
     return []
@@ -52,7 +52,7 @@ def kernel_{mark}(x_ptr, y_ptr, out_ptr, n, BLOCK: tl.constexpr):
 class ModelNew(torch.nn.Module):
     def forward(self, x, y):
         out = torch.empty_like(x)
-        kernel_{mark}[(triton.cdiv(x.numel(), 1024),)](x, y, out, x.numel(), BLOCK=1024)
+        kernel_{mark}[(triton.cdiv(x.numel(), {block}),)](x, y, out, x.numel(), BLOCK={block})
         return out
 """
 
@@ -107,7 +107,7 @@ def run(client: SandboxClient, device: str, candidates: int, say: Callable[[str]
       BenchError: a candidate is not judged ok. SandboxUnavailable, SandboxRejected: see the client.
     """
     on_gpu = device != "cpu"
-    task = TaskSpec(reference=TASK.format(rows=8192 if on_gpu else 512), name="bench_multiply_add", device=device)
+    task = TaskSpec(reference=TASK.format(rows=8192 if on_gpu else 512, columns=1024), name="bench_multiply_add", device=device)
     new = _new_candidates(on_gpu)
     options = Options(timing="quick")
 
@@ -162,7 +162,7 @@ def _new_candidates(on_gpu: bool) -> Iterator[Candidate]:
     while True:
         mark = secrets.token_hex(8)
         if on_gpu:
-            yield Candidate(source=TRITON.format(mark=mark), language="triton")
+            yield Candidate(source=TRITON.format(mark=mark, block=1024), language="triton")
         else:
             yield Candidate(source=CPP.format(mark=mark), language="cpp", form="kernel")
 

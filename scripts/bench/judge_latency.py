@@ -19,48 +19,15 @@ from pathlib import Path
 
 from serving import private_server, provenance
 
+from sandbox.bench import TASK, TRITON
 from sandbox.client import SandboxClient
 from sandbox.protocol import Candidate, EvaluationResult, Options, TaskSpec
-
-TASK = """
-import torch
-
-class Model(torch.nn.Module):
-    def forward(self, x, y):
-        return x * y + x
-
-def get_inputs():
-    return [torch.randn({rows}, 4096), torch.randn({rows}, 4096)]
-
-def get_init_inputs():
-    return []
-"""
-
-CANDIDATE = """
-import torch
-import triton
-import triton.language as tl
-
-@triton.jit
-def kernel_{number}(x_ptr, y_ptr, out_ptr, n, BLOCK: tl.constexpr):
-    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    mask = offsets < n
-    x = tl.load(x_ptr + offsets, mask=mask)
-    tl.store(out_ptr + offsets, x * tl.load(y_ptr + offsets, mask=mask) + x, mask=mask)
-
-class ModelNew(torch.nn.Module):
-    def forward(self, x, y):
-        out = torch.empty_like(x)
-        kernel_{number}[(triton.cdiv(x.numel(), {block}),)](x, y, out, x.numel(), BLOCK={block})
-        return out
-# {mark}
-"""
 
 
 def candidate(number: int, mark: str = "") -> Candidate:
     """A distinct Triton candidate: its own kernel name and one of three block sizes."""
     return Candidate(
-        source=CANDIDATE.format(number=number, block=(512, 1024, 2048)[number % 3], mark=mark),
+        source=f"{TRITON.format(mark=number, block=(512, 1024, 2048)[number % 3])}# {mark}\n",
         language="triton",
     )
 
@@ -104,7 +71,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=2048, help="inputs are rows x 4096 numbers of 4 bytes")
     parser.add_argument("--out", type=Path, required=True, help="JSON file to write")
     arguments = parser.parse_args()
-    task = TaskSpec(reference=TASK.format(rows=arguments.rows), name="multiply_add", device=arguments.device)
+    task = TaskSpec(reference=TASK.format(rows=arguments.rows, columns=4096), name="multiply_add", device=arguments.device)
     options = Options(timing="quick" if arguments.device.startswith("cuda") else "none")
     with _client(arguments) as client:
         client.evaluate(task, [candidate(9999, "warm-up")], options)
