@@ -2,9 +2,9 @@
 
     python scripts/bench/redteam.py [--gpu] [--only WORDS] [--out scripts/bench/results/redteam_cpu.json]
 
-Starts a server of its own with an empty cache, judges the cases of tests/redteam (attacks, then honest work; with --gpu the
-attacks of tests/gpu/redteam), prints a table and writes JSON with versions, date and command. The exit status is 1 if an
-attack gained or honest work failed.
+Starts a server of its own with an empty cache, judges the cases of tests/redteam (attacks, then honest work; with --gpu those
+of tests/gpu/redteam), prints a table and writes JSON with versions, date and command. The exit status is 1 if an attack
+gained or honest work failed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from serving import ROOT, provenance
 
 from tests.gpu.redteam import attacks, attacks_audit
 from tests.gpu.redteam.ported import CASES as PORTED
-from tests.gpu.redteam.ported import GpuRedTeam, as_case
+from tests.gpu.redteam.ported import GpuRedTeam, as_case, honest_work
 from tests.redteam import honest, suite
 from tests.redteam.attacks_channel import plant_secret, remove_secret
 from tests.redteam.case import RedTeam, problems
@@ -58,6 +58,7 @@ def honest_row(red_team: RedTeam, case) -> dict:
         "name": case.name,
         "outcome": result.outcome,
         "speedup": result.speedup,
+        "coverage": result.coverage,
         "bound_by": result.timing and result.timing.bound_by,
         "problems": [result.feedback] if flagged else [],
     }
@@ -74,7 +75,7 @@ def main() -> None:
     device = ("--device", "cuda:0") if arguments.gpu else ()
     words = arguments.only.split(",")
     attack_cases = GPU_CASES if arguments.gpu else suite.CASES
-    honest_cases = [] if arguments.gpu else honest.CASES
+    honest_cases = honest_work() if arguments.gpu else honest.CASES
     plant_secret()
     try:
         with tempfile.TemporaryDirectory(prefix="sbt-", dir="/tmp") as name:

@@ -24,6 +24,7 @@ from soak_candidates import CPU_KINDS, GPU_KINDS, Kind, task
 
 from sandbox.client import SandboxClient
 from sandbox.jail import nvml
+from sandbox.jail.device_cuda import physical_index
 from sandbox.protocol import Candidate, Options
 
 DEADLINE_S = 3.0
@@ -120,7 +121,7 @@ def soak(client: SandboxClient, jobs: list[tuple[Kind, Candidate]], device: str,
 
 def device_bytes(device: str) -> int:
     """GPU memory in use by all processes; 0 for a CPU."""
-    return 0 if device == "cpu" else sum(nvml.memory_by_process(int(device.split(":")[1])).values())
+    return 0 if device == "cpu" else sum(nvml.memory_by_process(physical_index(device)).values())
 
 
 def main() -> int:

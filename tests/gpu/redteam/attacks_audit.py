@@ -118,6 +118,20 @@ ArenaCalls.time = lean
         + _NOTHING_TIMED,
     ),
     _patched(5, "a_fifth_of_every_span", "all work is done honestly, every span is said to be a fifth of it", _FIFTH),
+    _patched(
+        5,
+        "ordinary_spans_shortened_by_what_is_forgiven",
+        "work is done honestly, only spans of ordinary blocks are stated shorter, by as much as the audit may forgive",
+        """
+timed = judge.Runner.do_time_block
+
+def short(self, message):
+    reply, tensors = timed(self, message)
+    return {"span_ms": reply["span_ms"] / 1.24}, tensors
+
+judge.Runner.do_time_block = short
+""",
+    ),
     GpuCase(
         number=5,
         name="a_fifth_of_every_long_span",

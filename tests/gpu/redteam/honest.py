@@ -64,6 +64,28 @@ def get_inputs():
 def get_init_inputs():
     return []
 """
+LINEAR_KERNEL = """
+import torch
+import triton
+import triton.language as tl
+
+@triton.jit
+def linear_kernel(x_ptr, w_ptr, out_ptr, N, K, B: tl.constexpr, S: tl.constexpr):
+    i = tl.program_id(0) * B + tl.arange(0, B)
+    j = tl.program_id(1) * B + tl.arange(0, B)
+    acc = tl.zeros((B, B), dtype=tl.float32)
+    for start in range(0, K, S):
+        k = start + tl.arange(0, S)
+        x = tl.load(x_ptr + i[:, None] * K + k[None, :])
+        w = tl.load(w_ptr + k[:, None] * N + j[None, :])
+        acc = tl.dot(x, w, acc, input_precision="ieee")
+    tl.store(out_ptr + i[:, None] * N + j[None, :], acc)
+
+def linear(x, packed):
+    out = torch.empty(x.shape[0], packed.shape[1], device=x.device)
+    linear_kernel[(x.shape[0] // 64, out.shape[1] // 64)](x, packed, out, out.shape[1], x.shape[1], B=64, S=32)
+    return out
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,23 +200,8 @@ class ModelNew(torch.nn.Module):
         name="weight_layout_prepared_at_the_first_call",
         task=LINEAR,
         whole=True,
-        body="""
-import torch
-import triton
-import triton.language as tl
-
-@triton.jit
-def linear_kernel(x_ptr, w_ptr, out_ptr, N, K, B: tl.constexpr, S: tl.constexpr):
-    i = tl.program_id(0) * B + tl.arange(0, B)
-    j = tl.program_id(1) * B + tl.arange(0, B)
-    acc = tl.zeros((B, B), dtype=tl.float32)
-    for start in range(0, K, S):
-        k = start + tl.arange(0, S)
-        x = tl.load(x_ptr + i[:, None] * K + k[None, :])
-        w = tl.load(w_ptr + k[:, None] * N + j[None, :])
-        acc = tl.dot(x, w, acc, input_precision="ieee")
-    tl.store(out_ptr + i[:, None] * N + j[None, :], acc)
-
+        body=LINEAR_KERNEL
+        + """
 class ModelNew(torch.nn.Module):
     def __init__(self, width):
         super().__init__()
@@ -204,9 +211,23 @@ class ModelNew(torch.nn.Module):
     def forward(self, x):
         if self.packed is None:
             self.packed = self.weight.t().contiguous()
-        out = torch.empty(x.shape[0], self.packed.shape[1], device=x.device)
-        linear_kernel[(x.shape[0] // 64, out.shape[1] // 64)](x, self.packed, out, out.shape[1], x.shape[1], B=64, S=32)
-        return out
+        return linear(x, self.packed)
+""",
+    ),
+    Honest(
+        name="weight_layout_prepared_in_init",
+        task=LINEAR,
+        whole=True,
+        body=LINEAR_KERNEL
+        + """
+class ModelNew(torch.nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(width, width) / width ** 0.5)
+        self.register_buffer("packed", self.weight.detach().t().contiguous())
+
+    def forward(self, x):
+        return linear(x, self.packed)
 """,
     ),
     Honest(

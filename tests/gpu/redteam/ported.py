@@ -11,9 +11,11 @@ from dataclasses import replace
 
 from sandbox.protocol import Candidate, EvaluationResult, Options, TaskSpec
 from tests.gpu.conftest import KERNELS
+from tests.gpu.redteam import honest
 from tests.gpu.redteam.attacks import GpuCase
 from tests.redteam import suite
 from tests.redteam.case import CHECKED, TIMED, Case, RedTeam, text_of
+from tests.redteam.honest import Honest
 
 DEVICE = "cuda:0"
 NOISE = 1.3
@@ -22,6 +24,8 @@ MEMORY_BYTES = 8 << 30
 """Of the host's, for a process with a CUDA context."""
 BUILD_BYTES = 16 << 30
 """The compilers parse the framework's headers with several GB at once."""
+GENERATED = 24
+"""Ordinary kernels of the project's own generator in the honest suite."""
 MEANINGLESS = {
     "interpreter_claimed": "nothing is interpreted on a GPU",
     "fresh_calls_deferred": "patches the CPU's audit; see audited_block_done_later",
@@ -63,6 +67,24 @@ def as_case(case: GpuCase) -> Case:
         noise=NOISE,
         tries=1,
     )
+
+
+def honest_work() -> list[Honest]:
+    """The honest suite for a GPU, and generated kernels, in the form of the CPU's."""
+    found = [
+        Honest(
+            name=case.name,
+            candidate=Candidate(source=case.source, language=case.language),
+            task=TaskSpec(reference=case.task, name=case.name, device=DEVICE, dtype=case.dtype),
+            options=Options(build_s=240, memory_bytes=BUILD_BYTES) if case.language == "cuda" else Options(),
+        )
+        for case in honest.CASES
+    ]
+    for name, reference, source in honest.generated(GENERATED):
+        task = TaskSpec(reference=reference, name=name, device=DEVICE)
+        candidate = Candidate(source=source, language="triton")
+        found.append(Honest(name=name, candidate=candidate, task=task, options=Options(timing="quick")))
+    return found
 
 
 def _task(name: str) -> TaskSpec:
