@@ -22,6 +22,7 @@ from sandbox.client import SandboxBusy, SandboxClient, SandboxRejected, SandboxU
 from sandbox.jail.plan import LEVELS
 from sandbox.logs import LOG_FORMATS, configure
 from sandbox.protocol import Candidate, EvaluationResult, Options, TaskSpec
+from sandbox.verdict.timing import MOST_UNREST
 
 START_S = 120.0
 
@@ -363,7 +364,7 @@ def readable(result: EvaluationResult, arguments: argparse.Namespace) -> str:
             lines.append(
                 f"  {name:<13} {1000 * span.median_ms:>10.1f} us  95% {interval}, {span.samples} blocks"
             )
-        noise = " (within noise)" if timing.noisy else ""
+        noise = " (noisy: the machine was not calm)" if timing.unrest > MOST_UNREST else " (within noise)" if timing.noisy else ""
         lines.append(f"  speedup   {timing.speedup:.2f}x against eager{noise}; clock: {timing.bound_by}")
         if timing.audited:
             own, eager = (1000 * span.median_ms for span in (timing.audited.candidate, timing.audited.eager))

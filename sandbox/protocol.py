@@ -196,7 +196,8 @@ class Audited(_Reply):
 
 
 class Timing(_Reply):
-    """Speed of a candidate. `noisy`: the interval of the speedup contains 1. `bound_by`: which clock
+    """Speed of a candidate. `noisy`: the interval of the speedup contains 1, or there was unrest. `unrest`: by so much
+    slower the reference ran than in the calmest of its recent timings (on a CPU; 1 is calm). `bound_by`: which clock
     ruled. `audited`: what the speed was held against, if it was."""
 
     candidate: Span
@@ -205,6 +206,7 @@ class Timing(_Reply):
     speedup_low: float | None = None
     speedup_high: float | None = None
     noisy: bool
+    unrest: float = 1.0
     bound_by: str
     audited: Audited | None = None
 

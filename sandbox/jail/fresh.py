@@ -1,8 +1,8 @@
-"""Timed calls on inputs that come with the order itself, with outputs left where the oracle can see them.
+"""Timed calls on inputs that this process has not seen before, with outputs left where the oracle can see them.
 
-The oracle's clock starts before the inputs are within reach of this process and stops after a part of the
-outputs has been read, so whoever obeys neither this module nor the clock in it still has to do the work in
-between.
+Inputs are written into this process's memory while it is stopped, or come with the order itself. The oracle's clock starts before
+they are within reach and stops after a part of the outputs has been read, so whoever obeys neither this module nor the
+clock in it still has to do the work in between.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from typing import Any
 
 import torch
 
+from sandbox.jail.pages import huge_zeros
 from sandbox.jail.tensors import DTYPES, decode
 
 MADV_POPULATE_READ = 22
 
 
 class FreshCalls:
-    """Runs calls on mapped inputs; what they return stays where they have put it, for the oracle to read.
+    """Runs calls on fresh inputs; what they return stays where they have put it, for the oracle to read.
 
     A call gets its inputs where they have arrived, so there is nothing to do beside the calls whose time would have to be
     forgiven, and which a candidate could leave out. What a call returned is given up just before the same call of the
@@ -31,14 +32,17 @@ class FreshCalls:
     Args:
       outputs_fd: memory shared with the oracle that outputs are to be copied into instead, and inputs are copied out of the mapping
         first, so that calls may change them; closed here.
+      inputs_bytes: of the memory that the oracle writes inputs to.
       twice: make every call a second time, when its inputs and outputs are near.
 
     Attributes:
+      inputs: uint8 [inputs_bytes], written before an order that comes without a descriptor.
       left: for each call of the last block and each of its outputs the address and the strides.
       warm_ms: time of its second calls together.
     """
 
-    def __init__(self, outputs_fd: int | None = None, *, twice: bool = False):
+    def __init__(self, outputs_fd: int | None = None, *, inputs_bytes: int = 0, twice: bool = False):
+        self.inputs = huge_zeros(inputs_bytes)
         self._area: torch.Tensor | None = None
         if outputs_fd is not None:
             size = os.fstat(outputs_fd).st_size
@@ -53,7 +57,7 @@ class FreshCalls:
     def time(
         self,
         call: Callable[..., Any],
-        inputs_fd: int,
+        inputs_fd: int | None,
         calls: Sequence[dict[str, Any]],
         outputs: Sequence[dict[str, Any]],
     ) -> float:
@@ -61,19 +65,12 @@ class FreshCalls:
 
         Args:
           call: the model, or the wrapper of a bare kernel.
-          inputs_fd: sealed memory with the inputs; closed here.
+          inputs_fd: sealed memory with the inputs, closed here; None if they have been written to `self.inputs`.
           calls: for each call `args` (encoded), `tensors` ({dtype, shape, offset} in the inputs), `offset`
             (in the shared memory, of its first output).
           outputs: {dtype, shape, offset} of each output of one call.
         """
-        size = os.fstat(inputs_fd).st_size
-        area = mmap.mmap(inputs_fd, size, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
-        os.close(inputs_fd)
-        memory = torch.frombuffer(area, dtype=torch.uint8)
-        # Page faults are no part of a call; a kernel too old to know the advice has them there on both sides.
-        ctypes.CDLL(None).madvise(
-            ctypes.c_void_p(memory.data_ptr()), ctypes.c_size_t(size), MADV_POPULATE_READ
-        )
+        memory = self.inputs if inputs_fd is None else _map(inputs_fd)
         mapped = [[_tensor(memory, tensor, 0) for tensor in entry["tensors"]] for entry in calls]
         kinds = [(torch.Size(entry["shape"]), DTYPES[entry["dtype"]]) for entry in outputs]
         if self._area is not None:
@@ -127,6 +124,17 @@ class FreshCalls:
             self._buffers[key] = torch.empty_like(tensor)
         _copy(self._buffers[key], tensor)
         return self._buffers[key]
+
+
+def _map(inputs_fd: int) -> torch.Tensor:
+    """Sealed memory as this process's own; changes stay here. Closes the descriptor."""
+    size = os.fstat(inputs_fd).st_size
+    area = mmap.mmap(inputs_fd, size, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
+    os.close(inputs_fd)
+    memory = torch.frombuffer(area, dtype=torch.uint8)
+    # Page faults are no part of a call; a kernel too old to know the advice has them there on both sides.
+    ctypes.CDLL(None).madvise(ctypes.c_void_p(memory.data_ptr()), ctypes.c_size_t(size), MADV_POPULATE_READ)
+    return memory
 
 
 def outputs_of(result: Any, kinds: Sequence[tuple[torch.Size, torch.dtype]]) -> list[torch.Tensor]:

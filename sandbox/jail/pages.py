@@ -1,4 +1,4 @@
-"""Memory of the processes that jails are forked from: cheap forks, and freed memory that is kept.
+"""Memory of the processes that jails are forked from, and of these: cheap forks, freed memory that is kept, huge pages.
 
 A fork copies one page table entry for each page that was ever written, and the end of the child takes each back: for a
 process with PyTorch imported that is most of the price of a jail. On huge pages it is one entry for 2 MiB. What a child
@@ -8,11 +8,16 @@ writes to is split off and copied in pages of the usual size, so it takes no mor
 from __future__ import annotations
 
 import ctypes
+import mmap
+from typing import TYPE_CHECKING
 
 from sandbox.jail.syscalls import libc
 
+if TYPE_CHECKING:
+    import torch
+
 HUGE_BYTES = 2 << 20
-MADV_COLLAPSE = 25
+MADV_HUGEPAGE, MADV_COLLAPSE = 14, 25
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 LARGEST_KEPT_BYTES = 32 << 20
 """Larger blocks are new pages each time; glibc allows no more."""
@@ -37,6 +42,19 @@ def collapse_memory() -> int:
             area = ctypes.c_void_p(address), ctypes.c_size_t(HUGE_BYTES)
             collapsed += libc.madvise(*area, MADV_COLLAPSE) == 0
     return collapsed
+
+
+def huge_zeros(n_bytes: int) -> torch.Tensor:
+    """Zeroed memory, uint8 [n_bytes], on huge pages where the kernel has them to give: a stop of the process, or another one's turn,
+    can cost it the translations of its addresses, and those of 2 MiB in usual pages take longer to find again than the sum of the
+    numbers there."""
+    import torch
+
+    area = mmap.mmap(-1, n_bytes + HUGE_BYTES)
+    memory = torch.frombuffer(area, dtype=torch.uint8)
+    start = -memory.data_ptr() % HUGE_BYTES
+    libc.madvise(ctypes.c_void_p(memory.data_ptr() + start), ctypes.c_size_t(n_bytes), MADV_HUGEPAGE)
+    return memory[start : start + n_bytes].zero_()
 
 
 def keep_memory() -> None:

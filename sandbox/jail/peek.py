@@ -1,6 +1,6 @@
-"""Reads memory of other processes from outside: outputs where a call has left them.
+"""Reads memory of other processes from outside, and writes it: outputs where a call has left them, inputs for the next.
 
-Nothing runs in the process that is read and nothing there can tell. For processes that the caller may trace (its own
+Nothing runs in the process meanwhile and nothing there can tell. For processes that the caller may trace (its own
 descendants, or as root), as in `sandbox.jail.pointers`. Linux only.
 """
 
@@ -30,6 +30,9 @@ read_memory = libc["process_vm_readv"]
 """The system call; an object of its own, so that its types are nobody else's."""
 read_memory.restype = ctypes.c_ssize_t
 read_memory.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_ulong]
+
+write_memory = libc["process_vm_writev"]
+write_memory.restype, write_memory.argtypes = read_memory.restype, read_memory.argtypes
 
 
 def gather(pid: int, addresses: torch.Tensor, size: int) -> torch.Tensor:
@@ -68,6 +71,18 @@ def read(pid: int, address: int, size: int) -> torch.Tensor:
         for start in range(0, size, MOST_BYTES)
     ]
     return torch.cat(parts) if len(parts) != 1 else parts[0]
+
+
+def write(pid: int, address: int, data: torch.Tensor) -> None:
+    """Writes `data`, uint8 [n], to memory of another process. Raises OSError like `gather`."""
+    done = 0
+    while done < len(data):
+        size = min(MOST_BYTES, len(data) - done)
+        ours, theirs = Span(data.data_ptr() + done, size), Span(address + done, size)
+        if write_memory(pid, ctypes.byref(ours), 1, ctypes.byref(theirs), 1, 0) != size:
+            code = ctypes.get_errno() or errno.EFAULT
+            raise OSError(code, f"memory of another process cannot be written: {os.strerror(code)}")
+        done += size
 
 
 def may_read(pid: int) -> bool:

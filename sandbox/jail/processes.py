@@ -6,13 +6,14 @@ import os
 import signal
 import stat
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from sandbox.jail.bulk import MAX_JAIL_BYTES
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-STOP_ROUNDS = 1000
+STOP_ROUNDS, QUICK_ROUNDS = 1000, 50
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,53 @@ def members(supervisor: int) -> list[int]:
     Orphans of a jail fall to its supervisor, so none is missed.
     """
     return [supervisor, *(process.pid for process in descendants(supervisor))]
+
+
+@contextmanager
+def stopped(supervisor: int) -> Iterator[None]:
+    """Within it no thread of a jail runs.
+
+    Raises:
+      OSError: its processes may not be stopped, or do not stop.
+    """
+    held: set[int] = set()
+    try:
+        for attempt in range(STOP_ROUNDS):
+            running = {pid for pid, at_rest in _states(supervisor) if not at_rest}
+            if not running:
+                break
+            for pid in running - held:
+                held.add(pid)
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGSTOP)
+            if attempt > QUICK_ROUNDS:
+                time.sleep(0.001)
+        else:
+            raise OSError(f"processes {sorted(running)} of a jail do not stop")
+        yield
+    finally:
+        for pid in held:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
+
+def _states(pid: int) -> Iterator[tuple[int, bool]]:
+    """Of a process and its descendants, thread by thread: (pid of the process, whether the thread is stopped or has ended)."""
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return
+    for thread in threads:
+        try:
+            with open(f"/proc/{pid}/task/{thread}/stat", "rb") as file:
+                text = file.read()
+            with open(f"/proc/{pid}/task/{thread}/children", "rb") as file:
+                children = file.read().split()
+        except OSError:
+            continue
+        yield pid, text[text.rindex(b")") + 2 : text.rindex(b")") + 3] in b"TtZX"
+        for child in children:
+            yield from _states(int(child))
 
 
 def end_descendants(but: Collection[int] = ()) -> None:

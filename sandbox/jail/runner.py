@@ -17,8 +17,8 @@ believes nothing it reads from a reply beyond what it can check itself.
     run_double     slot seed max_bytes                       -> outputs in float64          [reference only]
     time_block     calls slots keep flush which              -> span_ms
     kept           max_bytes                                 -> outputs of the call that was kept
-    open_outputs   twice + descriptor or none                -> pid                 (memory for time_fresh's outputs)
-    time_fresh     calls outputs + descriptor of the inputs  -> span_ms, warm_ms, left [CPU only]
+    open_outputs   twice inputs_bytes + descriptor or none   -> pid, inputs         (memory for time_fresh's outputs, inputs)
+    time_fresh     calls outputs + descriptor or none        -> span_ms, warm_ms, left [CPU only]
     prepare_arena  calls outputs record twice                -> recorded, refused, launch_ms  [with an arena only]
     time_arena     where                                     -> span_ms, warm_ms, left        [after prepare_arena]
     start_profiler                                           -> nothing; makes the next profile quick
@@ -259,13 +259,14 @@ class Runner:
         return reply, tensors
 
     def do_open_outputs(self, message: Message) -> tuple[dict, list[torch.Tensor]]:
-        self.fresh = FreshCalls(message.fds[0] if message.fds else None, twice=message.header["twice"])
-        return {"pid": os.getpid()}, []
+        order = message.header
+        self.fresh = FreshCalls(message.fds[0] if message.fds else None, inputs_bytes=order["inputs_bytes"], twice=order["twice"])
+        return {"pid": os.getpid(), "inputs": self.fresh.inputs.data_ptr()}, []
 
     def do_time_fresh(self, message: Message) -> tuple[dict, list[torch.Tensor]]:
         order = message.header
         with torch.no_grad():
-            span_ms = self.fresh.time(self.call, message.fds[0], order["calls"], order["outputs"])
+            span_ms = self.fresh.time(self.call, message.fds[0] if message.fds else None, order["calls"], order["outputs"])
         return {"span_ms": span_ms, "warm_ms": self.fresh.warm_ms, "left": self.fresh.left}, []
 
     def do_prepare_arena(self, message: Message) -> tuple[dict, list[torch.Tensor]]:

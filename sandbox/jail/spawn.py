@@ -57,6 +57,7 @@ def clean_environment(threads: int) -> dict[str, str]:
     root = str(Path(sandbox.__file__).resolve().parent.parent)
     return environment | {
         "PYTHONPATH": root,
+        "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
         "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONUNBUFFERED": "1",
         "PYTHONNOUSERSITE": "1",

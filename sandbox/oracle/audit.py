@@ -16,11 +16,10 @@ from sandbox.jail.carrier import ArenaCarrier
 from sandbox.jail.jailed import Runner
 from sandbox.oracle.fresh import Audit, CopiedOutputs, Pool, sample_places
 from sandbox.oracle.fresh_gpu import ArenaOutputs, GpuBlock, calls_of_block, draw_blocks
-from sandbox.oracle.idle import family
 from sandbox.oracle.left import LeftOutputs, OutputsLost, Unreadable
 from sandbox.oracle.reference import Inputs, Reference
 from sandbox.protocol import Timing, Trial
-from sandbox.verdict.timing import Interval
+from sandbox.verdict.timing import Interval, is_noisy
 
 SLACK = 1.25
 """Ordinary calls find their inputs in the cache, audited ones do not: so much faster they may be."""
@@ -99,15 +98,16 @@ def on_host(
     """
     pool = reference.pool(lambda: draw_pool(reference, eager_ms))
     if not reference.changes and not reference.aliases:
+        inputs_bytes = max(block.bytes for block in pool.blocks)
         try:
             ours = LeftOutputs(
-                reference.order, family(reference.runner.pid), reference.outputs, timeout_s, twice=True, failing=OSError
-            )
+                reference.order, reference.runner.pid, reference.outputs, timeout_s, inputs_bytes=inputs_bytes, twice=True, failing=OSError
+            )  # fmt: skip
         except Unreadable:
             ours = None
         if ours is not None:
             try:
-                theirs = LeftOutputs(candidate.call, family(candidate.pid), reference.outputs, timeout_s)
+                theirs = LeftOutputs(candidate.call, candidate.pid, reference.outputs, timeout_s, inputs_bytes=inputs_bytes)
             except Unreadable as error:
                 raise OutputsLost(str(error)) from error
             return pool.blocks, theirs, ours
@@ -227,7 +227,7 @@ def rule(timing: Timing, found: Audit, *, replayed: bool = False) -> tuple[Timin
         "speedup": most,
         "speedup_low": low,
         "speedup_high": most,
-        "noisy": low <= 1.0 <= most,
+        "noisy": is_noisy(low, most, timing.unrest),
         "bound_by": RULED_BY,
     }
     return timing.model_copy(update=ruled), candidate, reference

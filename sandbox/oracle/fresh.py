@@ -1,12 +1,13 @@
 """The audit of a timing: calls on inputs that the candidate has never seen, between two readings of our clock.
 
-A runner's word counts for nothing here. Inputs lie in sealed memory that comes within its reach only after
-the oracle's clock has started; the clock stops when a random part of every call's outputs has been read from
-where they lie. Work done before (replays, caches, precomputed answers) or after (threads, lazy results) the span is
-therefore impossible, and a call that is left out shows in the outputs. What the messages and the mapping cost is
-taken from the reference, which does the same on the same inputs, and whose own clock is believed.
+A runner's word counts for nothing here. Inputs come within its reach only after the oracle's clock has started: they are
+written to its memory while it is stopped, or lie in sealed memory whose descriptor it then gets. The clock stops when a random
+part of every call's outputs has been read from where they lie. Work done before (replays, caches, precomputed answers) or after
+(threads, lazy results) the span is therefore impossible, and a call that is left out shows in the outputs. What the messages cost is
+taken from the reference, which does the same on the same inputs, and whose own clock is believed. Written inputs are where the
+process has its pages already, and near; a mapping costs milliseconds, and each page of it again when it is first used.
 
-Calls on fresh memory are slower than the ordinary ones, whose inputs are in the cache. By how much is seen with the
+Calls on fresh memory are still slower than the ordinary ones, whose inputs are in the cache. By how much is seen with the
 reference, which makes each audited call a second time (`cold_ms`); a candidate is forgiven as much, since nobody can
 read and write that memory without waiting for it. What a candidate could leave out is not there to be forgiven: inputs
 are used where they arrive, outputs are read where they were left (`sandbox.oracle.left`). Copies remain only where calls
@@ -17,6 +18,7 @@ time of a copy.
 from __future__ import annotations
 
 import fcntl
+import functools
 import mmap
 import os
 import random
@@ -46,9 +48,9 @@ AUDIT_SLOT = 1003
 """Slot of the reference's runner through which the pool's inputs are drawn."""
 BLOCK_MS = 0.6
 """Intended length of a block of the reference; below this the cost of messages would drown it."""
-BLOCKS, FEW_BLOCKS = 6, 4
+BLOCKS, FEW_BLOCKS = 8, 4
 MAX_CALLS = 32
-MAX_BLOCK_BYTES = 32 << 20
+MAX_BLOCK_BYTES = 12 << 20
 MAX_POOL_BYTES = 128 << 20
 SLOW_CALL_MS = 20.0
 TRUSTED_SHARE = 0.5
@@ -71,6 +73,16 @@ class Block:
 
     fd: int
     calls: list[dict[str, Any]]
+
+    @property
+    def bytes(self) -> int:
+        return os.fstat(self.fd).st_size
+
+    @functools.cached_property
+    def memory(self) -> torch.Tensor:
+        """All of it, uint8 [bytes], to be read only."""
+        area = mmap.mmap(self.fd, 0, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
+        return torch.frombuffer(area, dtype=torch.uint8)
 
     def warm(self) -> None:
         """Reads it all, so that whoever comes first does not wait longer for the memory than who comes second."""
@@ -140,7 +152,7 @@ class CopiedOutputs:
         try:
             os.ftruncate(fd, calls * self._stride)
             self._memory = torch.frombuffer(mmap.mmap(fd, calls * self._stride), dtype=torch.uint8)
-            order("open_outputs", timeout_s, twice=False, fds=[fd])
+            order("open_outputs", timeout_s, twice=False, inputs_bytes=0, fds=[fd])
         finally:
             os.close(fd)
 

@@ -9,16 +9,19 @@ runner says is held against the values.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 
 from sandbox.jail.frames import Message
-from sandbox.jail.peek import gather, inside, may_read, read
+from sandbox.jail.peek import gather, inside, may_read, read, write
+from sandbox.jail.processes import stopped
 from sandbox.jail.tensors import DTYPES
 from sandbox.oracle.clock import claim_of
 from sandbox.oracle.fresh import Block, Run
+from sandbox.oracle.idle import family
 
 MAX_ADDRESS = 1 << 62
 SPREAD = 4
@@ -41,11 +44,13 @@ class LeftOutputs:
 
     Args:
       order: sends an order to the runner, as `Runner.call`.
-      family: the runner's processes.
+      supervisor: of the runner's processes.
       entries: {dtype, shape} of each output of a call.
       timeout_s: of the first order.
+      inputs_bytes: of the largest block.
       twice: have the runner make each call a second time, on inputs that are near by then.
       failing: makes the exception for a runner whose outputs cannot be found, then or later.
+      stopped: within what it makes of `supervisor` no thread of the runner runs.
 
     Raises:
       Unreadable. OutputsLost (or what `failing` makes). What an order raises.
@@ -56,29 +61,36 @@ class LeftOutputs:
     def __init__(
         self,
         order: Callable[..., Message],
-        family: Collection[int],
+        supervisor: int,
         entries: Sequence[dict],
         timeout_s: float,
         *,
+        inputs_bytes: int,
         twice: bool = False,
         failing: Callable[[str], Exception] = OutputsLost,
+        stopped: Callable[[int], AbstractContextManager[None]] = stopped,
     ):
         self._order, self._failing, self.entries = order, failing, [{**entry, "offset": 0} for entry in entries]
-        claimed = order("open_outputs", timeout_s, twice=twice).header.get("pid")
-        pid = inside(family, claimed) if type(claimed) is int else None
+        self._stopped = lambda: stopped(supervisor)
+        header = order("open_outputs", timeout_s, twice=twice, inputs_bytes=inputs_bytes).header
+        claimed, self._inputs = header.get("pid"), header.get("inputs")
+        pid = inside(family(supervisor), claimed) if type(claimed) is int else None
         if pid is None:
             raise failing(f"no process of its own is number {str(claimed)[:20]}")
         if not may_read(pid):
             raise Unreadable("this process may not read the memory of its jails")
+        if type(self._inputs) is not int or not 0 <= self._inputs < MAX_ADDRESS:
+            raise failing(f"the place for inputs is {str(self._inputs)[:60]}")
         self._pid = pid
         self._left: list[list[Where]] = []
 
     def run(self, block: Block, places: Sequence[torch.Tensor], timeout_s: float) -> Run:
         """Has the runner do a block's calls; reads the elements numbered `places` (one tensor for each output)."""
         indices = [element_numbers(place, entry["shape"]) for place, entry in zip(places, self.entries, strict=True)]
-        block.warm()
-        start = time.perf_counter()
-        message = self._order("time_fresh", timeout_s, calls=block.calls, outputs=self.entries, fds=[block.fd])
+        with self._stopped():
+            self._safely(lambda: write(self._pid, self._inputs, block.memory))
+            start = time.perf_counter()
+        message = self._order("time_fresh", timeout_s, calls=block.calls, outputs=self.entries)
         self._left = checked_places(message.header.get("left"), self.entries, len(block.calls), self._failing)
         columns = [self._column(number, index) for number, index in enumerate(indices)]
         wall_ms = 1000 * (time.perf_counter() - start)
@@ -110,9 +122,9 @@ class LeftOutputs:
         flat = self._safely(lambda: read(self._pid, address, extent * dtype.itemsize)).view(dtype)
         return flat.as_strided(shape, strides).contiguous()
 
-    def _safely(self, read: Callable[[], torch.Tensor]) -> torch.Tensor:
+    def _safely(self, work: Callable[[], Any]) -> Any:
         try:
-            return read()
+            return work()
         except OSError as error:
             raise self._failing(str(error)) from error
 

@@ -15,6 +15,7 @@ from sandbox.jail.faults import JailDied, JailError, JailMemory, JailReply, Jail
 from sandbox.jail.frames import Message
 from sandbox.jail.jailed import Runner
 from sandbox.jail.tensors import decode, describe, unpack
+from sandbox.oracle.calm import Calm
 from sandbox.oracle.fresh import USES, Pool
 from sandbox.protocol import TaskSpec
 from sandbox.verdict.correctness import Tolerance, all_finite, compare, reference_problem
@@ -85,6 +86,7 @@ class Reference:
 
     Attributes:
       traffic: what a call must move, once someone has found out (`sandbox.oracle.roofline`).
+      calm: its times in the timings so far.
 
     Raises:
       TaskRejected: the source fails or does not fit the KernelBench form.
@@ -104,6 +106,7 @@ class Reference:
         self._share_memory = share_memory
         self._pool: Pool | None = None
         self.traffic: Traffic | None = None
+        self.calm = Calm()
         try:
             self._get_to_know(load_s)
         except BaseException:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 
 from sandbox.protocol import Timing
+from sandbox.verdict.timing import MOST_UNREST
 
 MAX_QUOTED_LINES = 8
 MAX_LINE_CHARS = 160
@@ -60,7 +61,9 @@ def correct(timing: Timing | None, coverage: float | None, why_untimed: str = ""
         if name != "eager":
             ratio = baseline.median_ms / timing.candidate.median_ms
             text += f", {_speed(ratio, timing.candidate.median_ms, baseline.median_ms, name)}"
-    if timing.noisy:
+    if timing.unrest > MOST_UNREST:
+        text += f"; the machine was not calm (slower by {100 * (timing.unrest - 1):.0f}% than at best)"
+    elif timing.noisy:
         text += "; the difference is within noise"
     if coverage is not None and coverage < 1.0:
         text += f"; {100 * coverage:.0f}% of the device time is in its own kernels"

@@ -9,6 +9,14 @@ from dataclasses import dataclass
 from sandbox.protocol import Span
 
 Z95 = 1.96
+MOST_UNREST = 1.15
+"""A timing is noisy in which the reference was slower than this many times its calmest recent one: by how much the candidate was
+slower too depends on what each of them needs of the machine."""
+
+
+def is_noisy(low: float, high: float, unrest: float = 1.0) -> bool:
+    """Whether a speedup says little: its interval contains 1, or the machine was not calm."""
+    return low <= 1.0 <= high or unrest > MOST_UNREST
 
 
 @dataclass(frozen=True, kw_only=True)

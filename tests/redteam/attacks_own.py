@@ -37,6 +37,7 @@ def fill(kept, *order):
 def later(self, *order):
     if not self._held:
         return original(self, *order)
+    aside.inputs = self.inputs
     threading.Thread(target=fill, args=(self._held, *order)).start()
     return 1e-4
 
@@ -364,10 +365,9 @@ from sandbox.jail.fresh import FreshCalls
 original = FreshCalls.time
 
 def keep(self, call, fd, calls, outputs):
-    held = os.dup(fd)
     try:
-        os.pwrite(held, b"garbage", 0)
-    except OSError:
+        os.pwrite(os.dup(fd), b"garbage", 0)
+    except (OSError, TypeError):  # there is none where inputs are written to this process's memory
         pass
     return original(self, call, fd, calls, outputs)
 
@@ -375,6 +375,45 @@ FreshCalls.time = keep
 """,
         ),
         outcomes=("ok",),
+    ),
+    _own(
+        "inputs_watched_where_they_arrive",
+        "a thread waits for the next audited inputs at the place where they are written, and computes on them before the order comes",
+        module(
+            "return self.honest(x)",
+            before=FIND_RUNNER
+            + """
+from sandbox.jail.fresh import FreshCalls, _tensor
+original, ready = FreshCalls.time, {}
+
+def ahead(self, call, calls):
+    seen = None
+    while True:
+        now = bytes(self.inputs[:64].numpy())
+        if now != seen:
+            seen = now
+            for number, entry in enumerate(calls):
+                x = _tensor(self.inputs, entry["tensors"][0], 0)
+                ready[number] = now, call(x)
+        time.sleep(1e-4)
+
+def prepared(self, call, fd, calls, outputs):
+    if not self._held:
+        threading.Thread(target=ahead, args=(self, call, calls), daemon=True).start()
+        return original(self, call, fd, calls, outputs)
+    mark, numbers = bytes(self.inputs[:64].numpy()), iter(range(len(calls)))
+    known = {number: out for number, (seen, out) in ready.items() if seen == mark}
+
+    def answer(*args):
+        number = next(numbers)
+        return known[number] if number in known else call(*args)
+
+    return original(self, answer, fd, calls, outputs)
+
+FreshCalls.time = prepared
+""",
+        ),
+        outcomes=("ok", "integrity", "incorrect"),
     ),
     _own(
         "traced_harness",

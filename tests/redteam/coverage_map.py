@@ -112,7 +112,8 @@ ATTACKS = {
     ),
     18: _on(
         "answers computed where nobody times",
-        "answers_from_guessed_seeds work_done_when_inputs_arrive inputs_descriptor_kept replays_and_hides_work_in_the_audit",
+        "answers_from_guessed_seeds work_done_when_inputs_arrive inputs_descriptor_kept "
+        "inputs_watched_where_they_arrive replays_and_hides_work_in_the_audit",
         gpu="replays_and_hides_in_the_arena",
     ),
     19: _on("stale memory", "stale_memory stale_memory_native stale_memory_after_the_check"),

@@ -4,13 +4,14 @@ import os
 import random
 import subprocess
 import sys
+from contextlib import nullcontext
 
 import pytest
 import torch
 
 from sandbox.jail import fresh
 from sandbox.jail.frames import Message
-from sandbox.jail.peek import gather, inside, may_read, read
+from sandbox.jail.peek import gather, inside, may_read, read, write
 from sandbox.jail.tensors import describe
 from sandbox.oracle.fresh import LEAST_SHARE, Audit, Run, _sealed, sample_places
 from sandbox.oracle.left import LeftOutputs, OutputsLost
@@ -53,15 +54,15 @@ class Runner:
 
     def order(self, command, timeout_s, **order):
         if command == "open_outputs":
-            self.fresh = fresh.FreshCalls(twice=order["twice"])
-            return Message(self._lie({"pid": os.getpid()}), [])
-        fds = [os.dup(fd) for fd in order["fds"]]
-        span_ms = self.fresh.time(self._call, fds[0], order["calls"], order["outputs"])
+            self.fresh = fresh.FreshCalls(inputs_bytes=order["inputs_bytes"], twice=order["twice"])
+            return Message(self._lie({"pid": os.getpid(), "inputs": self.fresh.inputs.data_ptr()}), [])
+        assert "fds" not in order
+        span_ms = self.fresh.time(self._call, None, order["calls"], order["outputs"])
         left = [[list(where) for where in outputs] for outputs in self.fresh.left]
         return Message(self._lie({"span_ms": span_ms, "warm_ms": self.fresh.warm_ms, "left": left}), [])
 
     def outputs(self, entries, **more):
-        return LeftOutputs(self.order, {os.getpid()}, entries, 5.0, **more)
+        return LeftOutputs(self.order, os.getpid(), entries, 5.0, inputs_bytes=4096, stopped=nullcontext, **more)
 
 
 def block_of(tensors):
@@ -79,6 +80,10 @@ def test_memory_of_another_process_is_read_in_pieces_or_refused():
         assert read(child.pid, start + 100, 200).tolist() == [*range(100, 200), *range(100)]
         with pytest.raises(OSError, match="cannot be read"):
             gather(child.pid, torch.tensor([start, 4096]), 1)
+        write(child.pid, start + 5, torch.arange(3, dtype=torch.uint8) + 250)
+        assert read(child.pid, start + 4, 5).tolist() == [4, 250, 251, 252, 8]
+        with pytest.raises(OSError, match="cannot be written"):
+            write(child.pid, 4096, torch.zeros(3, dtype=torch.uint8))
         assert may_read(child.pid) and inside([child.pid, os.getpid()], child.pid) == child.pid
         assert inside([child.pid], 1 << 30) is None
         child.stdin.close()
@@ -162,6 +167,16 @@ def test_an_output_spread_over_all_memory_is_not_read():
 def test_a_runner_that_is_no_process_of_its_own_has_failed(pid):
     with pytest.raises(OutputsLost, match="no process of its own"):
         Runner(lambda x: x, lambda reply: {"pid": pid}).outputs([])
+
+
+@readable
+@pytest.mark.parametrize("place", [None, "8", -1, 1 << 62, 4096])
+def test_a_runner_that_does_not_say_where_inputs_go_has_failed(place):
+    runner = Runner(lambda x: x, lambda reply: reply | {"inputs": place})
+    block = block_of([torch.ones(3, 5)])
+    with pytest.raises(OutputsLost, match="place for inputs|cannot be written"):
+        runner.outputs([{"dtype": "float32", "shape": [3, 5]}]).run(block, [torch.tensor([3])], 5.0)
+    os.close(block.fd)
 
 
 @readable

@@ -34,6 +34,7 @@ MEANINGLESS = {
     "memory_hidden_from_the_judge": "outputs lie in memory that the judge shares, no memory is read from outside",
     "replays_and_hides_work_in_the_audit": "patches the CPU's audit; see replays_and_hides_in_the_arena",
     "fresh_calls_in_half_precision": "patches the CPU's audit; see audited_block_in_half_precision",
+    "inputs_watched_where_they_arrive": "patches the CPU's audit; a GPU's inputs are written when the clock runs already",
     "inputs_descriptor_kept": "audited inputs come through an arena that stays open, not through a descriptor of their own",
     "executable_page_of_a_file": "a CPU's own time is told by where it executes, a GPU's by its kernels",
     "library_that_was_not_built_here": "a CPU's own time is told by where it executes, a GPU's by its kernels",
