@@ -74,7 +74,7 @@ FAMILY_EVERY = 25
 GLANCE_LOOKS, GLANCE_S, GLANCE_PERIOD_S, FEW = 8, 0.1, 0.0005, 3
 """A glance at a bare kernel: moments with somebody at work that suffice, its longest time, the time between looks, moments
 of libraries without which it points to nothing."""
-TRIFLE_MS = 0.03
+TRIFLE_MS = 0.01
 FEWEST = 40
 """Moments with somebody at work; with fewer nothing is ruled."""
 C_LIBRARY = ("libc", "libm", "libmvec")

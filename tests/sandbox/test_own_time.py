@@ -90,7 +90,8 @@ def test_a_host_that_forbids_tracing_fails_nobody(monkeypatch):
         (0, 100, 100, 1.0, True, True),
         (2, 200, 0, 1.0, True, True),
         (0, 30, 100, 1.0, False, False),  # too few to tell
-        (0, 100, 100, 0.05, False, False),  # the libraries take 25 us
+        (0, 100, 100, 0.05, True, True),  # the libraries take 25 us
+        (0, 100, 100, 0.016, False, False),  # 8 us: a trifle
         (0, 0, 300, 1.0, False, False),
         (12, 100, 0, 1.0, False, True),
         (40, 60, 0, 1.0, False, False),
@@ -109,7 +110,8 @@ def test_what_was_seen_rules_only_where_it_says_something(own, libraries, nobody
         (5, 3, 0, 1.0, True),
         (6, 2, 0, 1.0, False),
         (0, 1, 120, 6.0, False),  # threads that wait for each other
-        (0, 8, 0, 0.02, False),  # a trifle
+        (0, 8, 0, 0.02, True),
+        (0, 8, 0, 0.008, False),  # a trifle
         (0, 0, 200, 1.0, False),
     ],
 )
