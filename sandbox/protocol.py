@@ -196,8 +196,8 @@ class Audited(_Reply):
 
 
 class Timing(_Reply):
-    """Speed of a candidate. `noisy`: the interval of the speedup contains 1, or there was unrest. `unrest`: by so much
-    slower the reference ran than in the calmest of its recent timings (on a CPU; 1 is calm). `bound_by`: which clock
+    """Speed of a candidate. `noisy`: the interval of the speedup contains 1, there was unrest, or the audit had to rule. `unrest`: by so much
+    slower or faster the reference ran than it usually does, or the candidate in a second timing (on a CPU; 1 is calm). `bound_by`: which clock
     ruled. `audited`: what the speed was held against, if it was."""
 
     candidate: Span

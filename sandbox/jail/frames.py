@@ -130,6 +130,16 @@ class Channel:
                 self._send_all(buffer)
                 self._send_all(memoryview(bytes(_padded(size) - size)))
 
+    def put(self, data: bytes) -> None:
+        """Sends bytes without a frame, where the peer knows what comes. Raises ChannelClosed."""
+        self._send_all(memoryview(data))
+
+    def take(self, size: int) -> bytes:
+        """Receives `size` bytes without a frame. Raises ChannelClosed, FrameError."""
+        data = bytearray(size)
+        self._receive_into(memoryview(data))
+        return bytes(data)
+
     def receive(self, max_payload_bytes: int) -> Message:
         """Receives one message. Whatever it raises, it leaves no descriptor open.
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import struct
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -20,6 +21,8 @@ from sandbox.jail.pages import huge_zeros
 from sandbox.jail.tensors import DTYPES, decode
 
 MADV_POPULATE_READ = 22
+READY, DONE, FAILED = b"r", b"d", b"f"
+"""What a runner says to the oracle in the middle of an audited block."""
 
 
 class FreshCalls:
@@ -50,40 +53,36 @@ class FreshCalls:
             os.close(outputs_fd)
         self._twice = twice
         self._buffers: dict[tuple, torch.Tensor] = {}
+        self._ready: list[list[Any]] = []
+        self._kinds: list[tuple[torch.Size, torch.dtype]] = []
         self._held: list[list[torch.Tensor]] = []
         self.left: list[list[tuple[int, list[int]]]] = []
         self.warm_ms = 0.0
 
-    def time(
-        self,
-        call: Callable[..., Any],
-        inputs_fd: int | None,
-        calls: Sequence[dict[str, Any]],
-        outputs: Sequence[dict[str, Any]],
-    ) -> float:
-        """Runs the calls and returns the time that they took together, in milliseconds.
+    def prepare(self, calls: Sequence[dict[str, Any]], outputs: Sequence[dict[str, Any]]) -> None:
+        """Gets ready for blocks whose inputs will be written to `self.inputs`.
+
+        Args:
+          calls: for each call `args` (encoded) and `tensors` ({dtype, shape, offset} in the inputs).
+          outputs: {dtype, shape} of each output of one call.
+        """
+        self._ready = _arguments(self.inputs, calls)
+        self._kinds = [(torch.Size(entry["shape"]), DTYPES[entry["dtype"]]) for entry in outputs]
+        self._held = [[] for _ in calls]
+
+    def time(self, call: Callable[..., Any]) -> float:
+        """Runs the prepared calls on what the inputs are now and returns the time that they took together, in milliseconds.
 
         Args:
           call: the model, or the wrapper of a bare kernel.
-          inputs_fd: sealed memory with the inputs, closed here; None if they have been written to `self.inputs`.
-          calls: for each call `args` (encoded), `tensors` ({dtype, shape, offset} in the inputs), `offset`
-            (in the shared memory, of its first output).
-          outputs: {dtype, shape, offset} of each output of one call.
         """
-        memory = self.inputs if inputs_fd is None else _map(inputs_fd)
-        mapped = [[_tensor(memory, tensor, 0) for tensor in entry["tensors"]] for entry in calls]
-        kinds = [(torch.Size(entry["shape"]), DTYPES[entry["dtype"]]) for entry in outputs]
-        if self._area is not None:
-            return self._time_copying(call, calls, mapped, outputs, kinds)
-        ready = [decode(entry["args"], tensors) for entry, tensors in zip(calls, mapped, strict=True)]
-        self._held += [[] for _ in range(len(ready) - len(self._held))]
         first_ns = second_ns = 0
-        for number, args in enumerate(ready):
+        for number, args in enumerate(self._ready):
             self._held[number] = []
             start_ns = time.perf_counter_ns()
             result = call(*args)
             first_ns += time.perf_counter_ns() - start_ns
-            held = outputs_of(result, kinds)
+            held = outputs_of(result, self._kinds)
             if any(output.is_neg() or output.is_conj() for output in held):  # still to be computed
                 start_ns = time.perf_counter_ns()
                 held = [output.resolve_conj().resolve_neg() for output in held]
@@ -93,18 +92,29 @@ class FreshCalls:
                 start_ns = time.perf_counter_ns()
                 call(*args)
                 second_ns += time.perf_counter_ns() - start_ns
-        self.left = [[(output.data_ptr(), list(output.stride())) for output in held] for held in self._held[: len(ready)]]
+        self.left = [[(output.data_ptr(), list(output.stride())) for output in held] for held in self._held]
         self.warm_ms = second_ns / 1e6
         return first_ns / 1e6
 
-    def _time_copying(
-        self,
-        call: Callable[..., Any],
-        calls: Sequence[dict[str, Any]],
-        mapped: Sequence[Sequence[torch.Tensor]],
-        outputs: Sequence[dict[str, Any]],
-        kinds: Sequence[tuple[torch.Size, torch.dtype]],
+    def places(self) -> bytes:
+        """`left` as numbers of 8 bytes each, one after the other."""
+        numbers = [number for outputs in self.left for address, strides in outputs for number in (address, *strides)]
+        return struct.pack(f"={len(numbers)}q", *numbers)
+
+    def time_copying(
+        self, call: Callable[..., Any], inputs_fd: int, calls: Sequence[dict[str, Any]], outputs: Sequence[dict[str, Any]]
     ) -> float:
+        """Runs calls on inputs that come with the order, copies them out of reach of each other, and the outputs into the oracle's
+        memory; the copies are no part of the time.
+
+        Args:
+          inputs_fd: sealed memory with the inputs; closed here.
+          calls: as for `prepare`, with `offset` (in the shared memory, of its first output).
+          outputs: {dtype, shape, offset} of each output of one call.
+        """
+        memory = _map(inputs_fd)
+        mapped = [[_tensor(memory, tensor, 0) for tensor in entry["tensors"]] for entry in calls]
+        kinds = [(torch.Size(entry["shape"]), DTYPES[entry["dtype"]]) for entry in outputs]
         places = [[_tensor(self._area, output, entry["offset"]) for output in outputs] for entry in calls]
         span_ns = 0
         for entry, tensors, place in zip(calls, mapped, places, strict=True):
@@ -124,6 +134,10 @@ class FreshCalls:
             self._buffers[key] = torch.empty_like(tensor)
         _copy(self._buffers[key], tensor)
         return self._buffers[key]
+
+
+def _arguments(memory: torch.Tensor, calls: Sequence[dict[str, Any]]) -> list[list[Any]]:
+    return [decode(entry["args"], [_tensor(memory, tensor, 0) for tensor in entry["tensors"]]) for entry in calls]
 
 
 def _map(inputs_fd: int) -> torch.Tensor:

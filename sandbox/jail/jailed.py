@@ -103,22 +103,32 @@ class Runner(Process):
         buffers: Sequence[memoryview] = (),
         reply_bytes: int = 1 << 20,
         fds: Sequence[int] = (),
+        meanwhile: Callable[[Channel], None] | None = None,
         **order,
     ) -> Message:
-        """Sends one order, with copies of descriptors `fds`, and returns the reply.
+        """Sends one order, with copies of descriptors `fds`, and returns the reply; `meanwhile` is what both sides say to each
+        other before it comes.
 
         Raises:
           JailReply: the runner reports an error. JailTimeout, JailMemory, JailDied: it is gone now.
         """
         with self.turns.of(command) if self.turns else nullcontext():
-            return self._converse({"command": command, **order}, timeout_s, buffers, reply_bytes, fds)
+            return self._converse({"command": command, **order}, timeout_s, buffers, reply_bytes, fds, meanwhile)
 
     def _converse(
-        self, order: dict, timeout_s: float, buffers: Sequence[memoryview], reply_bytes: int, fds: Sequence[int]
+        self,
+        order: dict,
+        timeout_s: float,
+        buffers: Sequence[memoryview],
+        reply_bytes: int,
+        fds: Sequence[int],
+        meanwhile: Callable[[Channel], None] | None,
     ) -> Message:
         self._deadline = time.monotonic() + timeout_s
         try:
             self._channel.send(order, buffers, fds)
+            if meanwhile is not None:
+                meanwhile(self._channel)
             message = self._channel.receive(reply_bytes)
             requests = 0
             while "request" in message.header:

@@ -85,7 +85,9 @@ def stopped(supervisor: int) -> Iterator[None]:
                 held.add(pid)
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGSTOP)
-            if attempt > QUICK_ROUNDS:
+            if attempt < QUICK_ROUNDS:
+                os.sched_yield()  # a thread may need this very core to stop
+            else:
                 time.sleep(0.001)
         else:
             raise OSError(f"processes {sorted(running)} of a jail do not stop")

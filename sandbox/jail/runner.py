@@ -18,7 +18,9 @@ believes nothing it reads from a reply beyond what it can check itself.
     time_block     calls slots keep flush which              -> span_ms
     kept           max_bytes                                 -> outputs of the call that was kept
     open_outputs   twice inputs_bytes + descriptor or none   -> pid, inputs         (memory for time_fresh's outputs, inputs)
-    time_fresh     calls outputs + descriptor or none        -> span_ms, warm_ms, left [CPU only]
+    prepare_fresh  calls outputs                             ->                     (where time_fresh's inputs will lie)
+    time_fresh     (see there)                               -> span_ms, warm_ms    [CPU only]
+    time_copying   calls outputs + descriptor of the inputs  -> span_ms             [CPU only]
     prepare_arena  calls outputs record twice                -> recorded, refused, launch_ms  [with an arena only]
     time_arena     where                                     -> span_ms, warm_ms, left        [after prepare_arena]
     start_profiler                                           -> nothing; makes the next profile quick
@@ -46,7 +48,7 @@ from sandbox.jail.arena_calls import ArenaCalls
 from sandbox.jail.device import Device, make_device
 from sandbox.jail.execution import RunnerError, describe_error, execute_source, seed_torch
 from sandbox.jail.frames import Channel, ChannelClosed, Message
-from sandbox.jail.fresh import FreshCalls
+from sandbox.jail.fresh import DONE, FAILED, READY, FreshCalls
 from sandbox.jail.kernel_call import KernelCall
 from sandbox.jail.tensors import DTYPES, decode, encode, pack, unpack
 
@@ -60,7 +62,7 @@ def main(channel_fd: int, nonce: str, file_fds: Sequence[int]) -> None:
     channel = Channel(socket.socket(fileno=channel_fd), nonce, max_fds=MAX_FDS, max_held_bytes=bulk.UNBOUNDED)
     conversation = extensions.Conversation(channel)
     extensions.install(conversation)
-    runner = Runner()
+    runner = Runner(channel)
     while True:
         try:
             message = conversation.order(MAX_INPUT_BYTES)
@@ -81,7 +83,8 @@ def main(channel_fd: int, nonce: str, file_fds: Sequence[int]) -> None:
 class Runner:
     """State of one runner: the callable under test, its input slots and its last outputs."""
 
-    def __init__(self) -> None:
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
         self.device: Device
         self.dtype = torch.float32
         self.call: Any = None
@@ -263,11 +266,30 @@ class Runner:
         self.fresh = FreshCalls(message.fds[0] if message.fds else None, inputs_bytes=order["inputs_bytes"], twice=order["twice"])
         return {"pid": os.getpid(), "inputs": self.fresh.inputs.data_ptr()}, []
 
+    def do_prepare_fresh(self, message: Message) -> tuple[dict, list[torch.Tensor]]:
+        self.fresh.prepare(message.header["calls"], message.header["outputs"])
+        return {}, []
+
     def do_time_fresh(self, message: Message) -> tuple[dict, list[torch.Tensor]]:
+        """Says READY, waits for a byte, does the calls, and says DONE with where their outputs lie; the oracle stops this process
+        before either."""
+        self.channel.put(READY)
+        self.channel.take(1)
+        try:
+            with torch.no_grad():
+                span_ms = self.fresh.time(self.call)
+            done = DONE + self.fresh.places()
+        except BaseException:
+            self.channel.put(FAILED)
+            raise
+        self.channel.put(done)
+        return {"span_ms": span_ms, "warm_ms": self.fresh.warm_ms}, []
+
+    def do_time_copying(self, message: Message) -> tuple[dict, list[torch.Tensor]]:
         order = message.header
         with torch.no_grad():
-            span_ms = self.fresh.time(self.call, message.fds[0] if message.fds else None, order["calls"], order["outputs"])
-        return {"span_ms": span_ms, "warm_ms": self.fresh.warm_ms, "left": self.fresh.left}, []
+            span_ms = self.fresh.time_copying(self.call, message.fds[0], order["calls"], order["outputs"])
+        return {"span_ms": span_ms}, []
 
     def do_prepare_arena(self, message: Message) -> tuple[dict, list[torch.Tensor]]:
         order = message.header

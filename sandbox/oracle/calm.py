@@ -1,15 +1,18 @@
-"""How calm the machine is, told by the one process that does the same in every evaluation of a task: its reference.
+"""How calm the machine is while a CPU is timed, told by what should take the same time every time.
 
 Other machines' work on the same host slows memory and caches for seconds, and not everybody alike: four elementwise operations of
-the reference were seen to take 0.29 to 0.42 ms while one fused kernel stayed at 0.124 to 0.132.
+the reference were seen to take 0.29 to 0.42 ms while one fused kernel stayed at 0.124 to 0.132. So a reference is compared with
+what it usually took in earlier evaluations, a candidate with its own in the timings of one evaluation; and since unrest only ever
+adds to a time, of several timings each side's calmest counts.
 """
 
 from __future__ import annotations
 
+import statistics
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from sandbox.protocol import Timing
+from sandbox.protocol import Span, Timing
 from sandbox.verdict.timing import MOST_UNREST, is_noisy
 
 REMEMBERED = 32
@@ -21,17 +24,41 @@ class Calm:
     def __init__(self) -> None:
         self._recent_ms: deque[float] = deque(maxlen=REMEMBERED)
 
-    def note(self, timing: Timing, needed: int) -> bool:
-        """Remembers a timing that was just made. Returns whether it was calm, as far as `needed` timings or more can tell."""
-        self._recent_ms.append(timing.baselines["eager"].median_ms)
-        return len(self._recent_ms) >= needed and self._unrest(timing) <= MOST_UNREST
+    def timed(self, measure: Callable[[], Timing], tries: int) -> Timing:
+        """One candidate's timing: of one `measure` if `tries` is 1; else of two, and of more where they show unrest."""
+        timings: list[Timing] = []
+        while len(timings) < tries:
+            timings.append(measure())
+            self._recent_ms.append(_eager(timings[-1]).median_ms)
+            if len(timings) > 1 and self._unrest(timings) <= MOST_UNREST:
+                break
+        return self._calmest(timings)
 
-    def judged(self, timings: Sequence[Timing]) -> Timing:
-        """Of timings of one candidate, all noted, the one made in least unrest, which it now states."""
-        timing = min(timings, key=self._unrest)
-        unrest, low, high = self._unrest(timing), timing.speedup_low, timing.speedup_high
+    def _calmest(self, timings: Sequence[Timing]) -> Timing:
+        first = min(timings, key=lambda timing: timing.candidate.median_ms)
+        eager, own = min(map(_eager, timings), key=lambda span: span.median_ms), first.candidate
+        unrest, low, high = self._unrest(timings), first.speedup_low, first.speedup_high
         assert low is not None and high is not None
-        return timing.model_copy(update={"unrest": unrest, "noisy": is_noisy(low, high, unrest)})
+        speedup = first.speedup
+        if eager != _eager(first):
+            speedup, low, high = eager.median_ms / own.median_ms, eager.low_ms / own.high_ms, eager.high_ms / own.low_ms
+        update = {
+            "baselines": {**first.baselines, "eager": eager},
+            "speedup": speedup,
+            "speedup_low": low,
+            "speedup_high": high,
+            "unrest": unrest,
+            "noisy": is_noisy(low, high, unrest),
+        }
+        return first.model_copy(update=update)
 
-    def _unrest(self, timing: Timing) -> float:
-        return timing.baselines["eager"].median_ms / min(self._recent_ms)
+    def _unrest(self, timings: Sequence[Timing]) -> float:
+        """The larger of two ratios: of the reference's calmest time here to its usual one, whichever is larger over the other, and of
+        the candidate's second calmest to its calmest."""
+        eager_ms, usual_ms = min(_eager(timing).median_ms for timing in timings), statistics.median(self._recent_ms)
+        own_ms = sorted(timing.candidate.median_ms for timing in timings)
+        return max(eager_ms / usual_ms, usual_ms / eager_ms, own_ms[min(1, len(own_ms) - 1)] / own_ms[0])
+
+
+def _eager(timing: Timing) -> Span:
+    return timing.baselines["eager"]

@@ -42,7 +42,7 @@ class Plan:
       block_ms: intended length of a block of calls.
       relative_error: of the speedup's interval; smaller ends the measurement early.
       trusted_share: fastest share of the blocks that counts; below 1 where other processes may disturb.
-      tries: so often a timing is made that the machine's unrest has spoilt, the first one included.
+      tries: on a CPU a timing is made up to so often, as long as the machine is not calm (see `sandbox.oracle.calm`).
     """
 
     budget_ms: float

@@ -39,7 +39,7 @@ from sandbox.oracle.room import DeviceFull, crowded, make_room
 from sandbox.oracle.steady import Placement, steady
 from sandbox.oracle.trials import Trials
 from sandbox.oracle.turns import Turns
-from sandbox.protocol import EvaluationResult, Finding, KernelTime, Stage
+from sandbox.protocol import EvaluationResult, Finding, KernelTime, Stage, Timing
 from sandbox.verdict import feedback
 from sandbox.verdict.coverage import judge_coverage
 
@@ -290,22 +290,23 @@ class Judge:
                 watch = BaselineWatch(reference.order, candidate.pid)
                 theirs, ours = (placed.enter_context(Placement(pid, cores)) for pid in (candidate.pid, reference.runner.pid))
                 usual = {"slots": trial.slots, "deadline": left, "flushed": on_gpu, "gap_ms": gap_ms}
-                plan, timings = PLANS[options.timing], []
+                plan, rng = PLANS[options.timing], random.Random(secrets.randbits(64))
+                side = Side(order=candidate.call, placement=theirs, **usual)
+
+                def timed() -> Timing:
+                    nonlocal side
+                    sides = {name: Side(order=watch, which=name, placement=ours, **usual) for name in options.baselines}
+                    side = Side(order=candidate.call, placement=theirs, **usual)
+                    return measure(side, sides, plan, rng, use_slope=on_gpu and not trial.replays)
+
                 with blamed_on_candidate(candidate, "timing", options.time_s, options.memory_bytes):
-                    for _ in range(1 if on_gpu else plan.tries):
-                        sides = {name: Side(order=watch, which=name, placement=ours, **usual) for name in options.baselines}
-                        side = Side(order=candidate.call, placement=theirs, **usual)
-                        rng = random.Random(secrets.randbits(64))
-                        timings.append(measure(side, sides, plan, rng, use_slope=on_gpu and not trial.replays))
-                        if on_gpu or reference.calm.note(timings[-1], plan.tries):
-                            break
-                verdict.timing = timings[0] if on_gpu else reference.calm.judged(timings)
+                    verdict.timing = timed() if on_gpu else reference.calm.timed(timed, plan.tries)
                 _check_rest(watch, verdict)
                 if not on_gpu:
                     own_time = own_time_of(job, side, candidate, builds)
                     self._check_late(trial, side)
                     if options.audit:
-                        trial.audit(left)
+                        trial.audit(left, fewer=max(1.0, ours.workers / max(1, theirs.workers)))
                     check_own_code(job, candidate, builds, verdict)
                     rule(own_time, verdict, may_look=trial.memory_is_open)
                 elif options.audit:

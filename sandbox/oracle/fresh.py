@@ -50,7 +50,7 @@ BLOCK_MS = 0.6
 """Intended length of a block of the reference; below this the cost of messages would drown it."""
 BLOCKS, FEW_BLOCKS = 8, 4
 MAX_CALLS = 32
-MAX_BLOCK_BYTES = 12 << 20
+MAX_BLOCK_BYTES = 16 << 20
 MAX_POOL_BYTES = 128 << 20
 SLOW_CALL_MS = 20.0
 TRUSTED_SHARE = 0.5
@@ -163,7 +163,7 @@ class CopiedOutputs:
         views = [self.of_call(number) for number in range(len(calls))]
         block.warm()
         start = time.perf_counter()
-        message = self._order("time_fresh", timeout_s, calls=calls, outputs=self.entries, fds=[block.fd])
+        message = self._order("time_copying", timeout_s, calls=calls, outputs=self.entries, fds=[block.fd])
         samples = [
             [output.reshape(-1)[place] for output, place in zip(outputs, places, strict=True)]
             for outputs in views
@@ -201,6 +201,8 @@ class Audit:
     """Of a block's time on either side, what its launch takes and the wait for its end."""
     apart_ms: float = 0.0
     """By so much the gaps of two processes differ that do the same."""
+    fewer: float = 1.0
+    """How many times more threads of the reference wait for memory at once than of the candidate."""
     candidate: list[Run] = field(default_factory=list)
     reference: list[Run] = field(default_factory=list)
 
@@ -214,17 +216,19 @@ class Audit:
         return max(0.0, first.median - second.median)
 
     def times_ms(self) -> tuple[Interval, Interval]:
-        """Time of one call of (candidate, reference), the candidate's less `cold_ms`.
+        """Time of one call of (candidate, reference), the candidate's less `cold_ms` for each thread of its that waits for as much
+        memory as one of the reference's.
 
         The reference's clock is believed, so the gap between it and ours is what a block costs beyond its
         calls. A candidate's claim is raised by what its gaps have beyond that in nearly every block, and for
-        each block to what no disturbance seen with the reference can explain. The faster half of the blocks
-        counts, on both sides; of the reference the second calls, where there are any.
+        each block to what the gaps of three quarters of the reference's blocks cannot explain: one that was disturbed more
+        than these is not among the faster half of the blocks, which counts, on both sides. Of the reference the second calls
+        count, where there are any.
         """
         gaps_ms = sorted(run.wall_ms - run.claim_ms - run.warm_ms for run in self.reference)
-        usual, most = (gap + self.apart_ms for gap in (gaps_ms[len(gaps_ms) // 2], gaps_ms[-1]))
+        usual, most = (gap + self.apart_ms for gap in (gaps_ms[len(gaps_ms) // 2], gaps_ms[3 * len(gaps_ms) // 4]))
         hidden = hidden_ms([run.wall_ms - run.claim_ms for run in self.candidate], usual)
-        cold = self.cold_ms * self.calls
+        cold = self.cold_ms * self.fewer * self.calls
         believed = []
         for run in self.candidate:
             time_ms = max(believed_ms(run.claim_ms + hidden, run.wall_ms, most)[0] - self.launch_ms, 1e-6)

@@ -2,8 +2,8 @@
 
 A copy into memory that the oracle shares takes about as long as a short call, and would have to be forgiven: a
 candidate that computes straight into that memory could hide its work in the time of a copy. So nothing is copied. The
-runner says where outputs lie, and the oracle takes what it wants from there before its clock stops. Whatever a
-runner says is held against the values.
+runner says where outputs lie, is stopped, and with it the oracle's clock, and the oracle takes what it wants from there. Whatever
+a runner says is held against the values.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 
-from sandbox.jail.frames import Message
+from sandbox.jail.frames import Channel, Message
+from sandbox.jail.fresh import DONE, READY
 from sandbox.jail.peek import gather, inside, may_read, read, write
 from sandbox.jail.processes import stopped
 from sandbox.jail.tensors import DTYPES
@@ -82,19 +83,46 @@ class LeftOutputs:
         if type(self._inputs) is not int or not 0 <= self._inputs < MAX_ADDRESS:
             raise failing(f"the place for inputs is {str(self._inputs)[:60]}")
         self._pid = pid
+        self._prepared: list[dict[str, Any]] | None = None
         self._left: list[list[Where]] = []
 
     def run(self, block: Block, places: Sequence[torch.Tensor], timeout_s: float) -> Run:
         """Has the runner do a block's calls; reads the elements numbered `places` (one tensor for each output)."""
         indices = [element_numbers(place, entry["shape"]) for place, entry in zip(places, self.entries, strict=True)]
-        with self._stopped():
-            self._safely(lambda: write(self._pid, self._inputs, block.memory))
-            start = time.perf_counter()
-        message = self._order("time_fresh", timeout_s, calls=block.calls, outputs=self.entries)
-        self._left = checked_places(message.header.get("left"), self.entries, len(block.calls), self._failing)
-        columns = [self._column(number, index) for number, index in enumerate(indices)]
-        wall_ms = 1000 * (time.perf_counter() - start)
-        samples = [[column[call] for column in columns] for call in range(len(block.calls))]
+        if block.calls != self._prepared:
+            self._order("prepare_fresh", timeout_s, calls=block.calls, outputs=self.entries)
+            self._prepared = block.calls
+        calls, wall_ms = len(block.calls), 0.0
+        columns: list[torch.Tensor] = []
+        lost: list[Exception] = []
+
+        def between(channel: Channel) -> None:
+            nonlocal wall_ms
+            channel.take(len(READY))
+            try:
+                with self._stopped():
+                    write(self._pid, self._inputs, block.memory)
+                    start = time.perf_counter()
+            except OSError as error:
+                lost.append(self._failing(str(error)))
+            channel.put(READY)
+            if channel.take(len(DONE)) != DONE:
+                return
+            numbers = channel.take(8 * calls * sum(1 + len(entry["shape"]) for entry in self.entries))
+            if lost:
+                return
+            try:
+                with self._stopped():
+                    wall_ms = 1000 * (time.perf_counter() - start)
+                    self._left = places_of(numbers, self.entries, self._failing)
+                    columns.extend(self._column(number, index) for number, index in enumerate(indices))
+            except Exception as error:  # first the conversation ends, then this counts
+                lost.append(error)
+
+        message = self._order("time_fresh", timeout_s, meanwhile=between)
+        if lost:
+            raise lost[0]
+        samples = [[column[call] for column in columns] for call in range(calls)]
         claim_ms, warm_ms = (claim_of(message.header.get(name)) for name in ("span_ms", "warm_ms"))
         return Run(claim_ms=claim_ms, wall_ms=wall_ms, samples=samples, warm_ms=warm_ms)
 
@@ -127,6 +155,19 @@ class LeftOutputs:
             return work()
         except OSError as error:
             raise self._failing(str(error)) from error
+
+
+def places_of(numbers: bytes, entries: Sequence[dict], failing: Callable[[str], Exception]) -> list[list[Where]]:
+    """What a runner says about where the outputs of its calls lie, from numbers of 8 bytes, address and strides of each output of
+    each call. Raises what `failing` makes for places that cannot be."""
+    found = torch.frombuffer(bytearray(numbers), dtype=torch.int64).tolist() if numbers else []
+    if not all(0 <= number < MAX_ADDRESS for number in found):
+        raise failing("an output's place is no address")
+    left, rest = [], iter(found)
+    calls = len(found) // max(1, sum(1 + len(entry["shape"]) for entry in entries))
+    for _ in range(calls):
+        left.append([(next(rest), [next(rest) for _ in entry["shape"]]) for entry in entries])
+    return left
 
 
 def checked_places(

@@ -24,6 +24,8 @@ from pathlib import Path
 
 from sandbox.oracle.idle import family
 
+WORKER_SHARE = 0.05
+"""A thread works that takes as much of the busiest one's processor time."""
 LATENCY = Path("/dev/cpu_dma_latency")
 """Where the wish is made; for root alone, unless a machine's owner has given others the right to it."""
 
@@ -59,21 +61,19 @@ class Placement:
     """The threads of a process and its descendants, on a core each or wherever the scheduler puts them: there when it is left.
 
     Threads that are started later inherit the core of the one that starts them, so a process that starts some in every call
-    must be let free (`Side.settle` finds out by timing both). Nothing is placed where a process has more threads than there are cores.
+    must be let free (`Side.settle` finds out by timing both). Nothing is placed where more threads work than there are cores.
 
     Args:
-      pid: of the process. Threads that it has now are meant.
+      pid: of the process.
       cores: that it may use, ascending; none on a device of another kind, where nothing is placed.
     """
 
     def __init__(self, pid: int, cores: Sequence[int]):
-        self._all = set(cores)
-        self._cores: dict[int, int] = {}
-        for member in family(pid) if cores else ():
-            threads = _threads(member)
-            if len(threads) <= len(cores):
-                self._cores.update(zip(threads, cores, strict=False))
-        self._placed = False
+        self._pid, self._cores = pid, list(cores)
+        self._before_ns = self._worked_ns() if cores else {}
+        self._places: dict[int, int] | None = None
+        self.workers = 0
+        """How many threads have worked, once that has been looked at."""
 
     def __enter__(self) -> Placement:
         return self
@@ -82,18 +82,28 @@ class Placement:
         self.use(False)
 
     def use(self, placed: bool) -> None:
-        """Puts every thread on its core, or lets all of them go."""
-        if placed == self._placed:
-            return
-        self._placed = placed
-        for thread, core in self._cores.items():
+        """Puts every thread that has worked since this object was made (those that had by the first such call) on its core, or
+        lets all of them go."""
+        if placed and self._places is None and self._cores:
+            self._places = self._choose()
+        for thread, core in (self._places or {}).items():
             with contextlib.suppress(OSError):  # it has ended, or is not ours to move
-                os.sched_setaffinity(thread, {core} if placed else self._all)
+                os.sched_setaffinity(thread, {core} if placed else self._cores)
 
+    def _choose(self) -> dict[int, int]:
+        """A process may have thread pools that rest, of a second OpenMP runtime for one: only those that work get a core."""
+        worked_ns = {thread: ns - self._before_ns.get(thread, 0) for thread, ns in self._worked_ns().items()}
+        least_ns = WORKER_SHARE * max(worked_ns.values(), default=0)
+        workers = [thread for thread, ns in worked_ns.items() if ns > least_ns]
+        self.workers = len(workers)
+        return dict(zip(workers, self._cores, strict=False)) if len(workers) <= len(self._cores) else {}
 
-def _threads(pid: int) -> list[int]:
-    """Threads of a process, the first one first."""
-    try:
-        return sorted(int(name) for name in os.listdir(f"/proc/{pid}/task"))
-    except OSError:
-        return []
+    def _worked_ns(self) -> dict[int, int]:
+        """Processor time of each thread so far, a process's first thread first."""
+        found = {}
+        for member in sorted(family(self._pid)):
+            with contextlib.suppress(OSError):
+                for name in sorted(os.listdir(f"/proc/{member}/task"), key=int):
+                    with contextlib.suppress(OSError), open(f"/proc/{member}/task/{name}/schedstat") as file:
+                        found[int(name)] = int(file.read().split()[0])
+        return found

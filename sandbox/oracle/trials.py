@@ -229,11 +229,12 @@ class Trials:
             self._verdict.timing = None
             raise Failure("integrity", f"faster than the device: {evidence}", Finding(rule="roofline", evidence=evidence))
 
-    def audit(self, left_s: Callable[[], float]) -> None:
+    def audit(self, left_s: Callable[[], float], fewer: float = 1.0) -> None:
         """Holds the timing against calls on inputs never seen, and checks what those return.
 
         Args:
           left_s: seconds that an order may take now.
+          fewer: how many times more threads work for the reference than for the candidate; at least 1.
 
         Raises:
           Failure: an output is wrong.
@@ -255,6 +256,7 @@ class Trials:
                     parts = self._on_gpu.blocks, self._on_gpu.theirs, self._on_gpu.ours
                 rng = random.Random(secrets.randbits(64))
                 found = audit(*parts, lambda expected, got: compare(expected, got, self._tolerance), left_s, rng)
+                found.fewer = fewer
             except OutputsLost as error:
                 raise Failure("runtime_error", f"what its timed calls returned cannot be read: {error}") from error
             except AuditFailed as failed:

@@ -62,7 +62,7 @@ def correct(timing: Timing | None, coverage: float | None, why_untimed: str = ""
             ratio = baseline.median_ms / timing.candidate.median_ms
             text += f", {_speed(ratio, timing.candidate.median_ms, baseline.median_ms, name)}"
     if timing.unrest > MOST_UNREST:
-        text += f"; the machine was not calm (slower by {100 * (timing.unrest - 1):.0f}% than at best)"
+        text += f"; the machine was not calm (times differ by {100 * (timing.unrest - 1):.0f}% from the usual)"
     elif timing.noisy:
         text += "; the difference is within noise"
     if coverage is not None and coverage < 1.0:

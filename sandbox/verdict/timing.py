@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from sandbox.protocol import Span
 
 Z95 = 1.96
-MOST_UNREST = 1.15
-"""A timing is noisy in which the reference was slower than this many times its calmest recent one: by how much the candidate was
-slower too depends on what each of them needs of the machine."""
+MOST_UNREST = 1.1
+"""A timing is noisy in which the reference took so many times more or less than usual, or the candidate than in a second timing: by
+how much the other side was faster or slower too depends on what each of them needs of the machine."""
 
 
 def is_noisy(low: float, high: float, unrest: float = 1.0) -> bool:

@@ -2,6 +2,7 @@
 
 import os
 import random
+import struct
 import subprocess
 import sys
 from contextlib import nullcontext
@@ -14,7 +15,7 @@ from sandbox.jail.frames import Message
 from sandbox.jail.peek import gather, inside, may_read, read, write
 from sandbox.jail.tensors import describe
 from sandbox.oracle.fresh import LEAST_SHARE, Audit, Run, _sealed, sample_places
-from sandbox.oracle.left import LeftOutputs, OutputsLost
+from sandbox.oracle.left import LeftOutputs, OutputsLost, checked_places
 from sandbox.oracle.reference import Inputs
 
 readable = pytest.mark.skipif(not may_read(os.getpid()), reason="this process may not read memory, not even its own")
@@ -47,19 +48,37 @@ def test_an_oracle_imports_no_compiler_while_it_judges():
 
 
 class Runner:
-    """A runner in this very process; `lie` changes what it replies."""
+    """A runner in this very process; `lie` changes what it replies, `places` what it says of its outputs' places."""
 
-    def __init__(self, call, lie=lambda reply: reply):
-        self._call, self._lie = call, lie
+    def __init__(self, call, lie=lambda reply: reply, places=lambda said: said):
+        self._call, self._lie, self._places = call, lie, places
 
     def order(self, command, timeout_s, **order):
         if command == "open_outputs":
             self.fresh = fresh.FreshCalls(inputs_bytes=order["inputs_bytes"], twice=order["twice"])
             return Message(self._lie({"pid": os.getpid(), "inputs": self.fresh.inputs.data_ptr()}), [])
-        assert "fds" not in order
-        span_ms = self.fresh.time(self._call, None, order["calls"], order["outputs"])
-        left = [[list(where) for where in outputs] for outputs in self.fresh.left]
-        return Message(self._lie({"span_ms": span_ms, "warm_ms": self.fresh.warm_ms, "left": left}), [])
+        if command == "prepare_fresh":
+            self.fresh.prepare(order["calls"], order["outputs"])
+            return Message({}, [])
+        self._said, self._failed = fresh.READY, None
+        order["meanwhile"](self)
+        if self._failed is not None:
+            raise self._failed
+        return Message(self._lie({"span_ms": self._span_ms, "warm_ms": self.fresh.warm_ms}), [])
+
+    def put(self, data):
+        """The oracle says go: the calls are done, and what is to be said of them lies ready."""
+        try:
+            self._span_ms = self.fresh.time(self._call)
+            self._said += fresh.DONE + self._places(self.fresh.places())
+        except ArithmeticError as error:
+            self._failed = error
+            self._said += fresh.FAILED
+
+    def take(self, size):
+        taken, self._said = self._said[:size], self._said[size:]
+        assert len(taken) == size, "the oracle waits for more than is said"
+        return taken
 
     def outputs(self, entries, **more):
         return LeftOutputs(self.order, os.getpid(), entries, 5.0, inputs_bytes=4096, stopped=nullcontext, **more)
@@ -123,7 +142,6 @@ def _list(result):
     return list(result) if isinstance(result, (list, tuple)) else [result]
 
 
-@readable
 @pytest.mark.parametrize(
     "left",
     [
@@ -141,12 +159,31 @@ def _list(result):
         [[{"address": 8}]],
     ],
 )
-def test_a_runner_that_does_not_say_where_its_outputs_lie_has_failed(left):
-    outputs = Runner(lambda x: x + 1, lambda reply: reply | {"left": left}).outputs(
-        [{"dtype": "float32", "shape": [3, 5]}]
-    )
+def test_places_that_cannot_be_are_refused(left):
+    entries = [{"dtype": "float32", "shape": [3, 5]}]
+    if left != [[[0, [5, 1]]]]:
+        with pytest.raises(OutputsLost):
+            checked_places(left, entries, 1, OutputsLost)
+    else:
+        assert checked_places(left, entries, 1, OutputsLost) == [[(0, [5, 1])]]
+
+
+@readable
+@pytest.mark.parametrize("numbers", [(0, 5, 1), (-5, 5, 1), (1 << 62, 5, 1), (8, 1, -1)])
+def test_a_runner_that_says_its_outputs_lie_where_nothing_is_has_failed(numbers):
+    runner = Runner(lambda x: x + 1, places=lambda said: struct.pack("=3q", *numbers))
+    outputs = runner.outputs([{"dtype": "float32", "shape": [3, 5]}])
     block = block_of([torch.ones(3, 5)])
-    with pytest.raises(OutputsLost):
+    with pytest.raises(OutputsLost, match="no address|cannot be read"):
+        outputs.run(block, [torch.tensor([3])], 5.0)
+    os.close(block.fd)
+
+
+@readable
+def test_a_call_that_fails_in_an_audited_block_fails_as_any_other():
+    outputs = Runner(lambda x: x / (1 // 0)).outputs([{"dtype": "float32", "shape": [3, 5]}])
+    block = block_of([torch.ones(3, 5)])
+    with pytest.raises(ZeroDivisionError):
         outputs.run(block, [torch.tensor([3])], 5.0)
     os.close(block.fd)
 

@@ -32,10 +32,15 @@ while True: pass
 """
 THREADS = """
 import sys, threading, time
-for _ in range(int(sys.argv[1])): threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+def work():
+    while True: sum(range(1000))
+for number in range(int(sys.argv[1]) + 3):
+    target, args = (work, ()) if number < int(sys.argv[1]) else (time.sleep, (60,))
+    threading.Thread(target=target, args=args, daemon=True).start()
 print(flush=True)
-time.sleep(60)
+work()
 """
+"""So many threads that work besides the first one, and three that rest."""
 
 
 @contextmanager
@@ -92,21 +97,25 @@ def test_the_oracle_keeps_to_the_last_core_and_is_let_go():
 
 
 @several
-def test_threads_get_a_core_each_unless_there_are_too_many_and_are_let_go():
+def test_threads_that_work_get_a_core_each_unless_there_are_too_many_and_are_let_go():
     def cores_of(process):
         return [os.sched_getaffinity(int(thread)) for thread in sorted(os.listdir(f"/proc/{process.pid}/task"), key=int)]
 
     with running(THREADS, 1) as few, running(THREADS, len(CORES)) as many:
         with Placement(few.pid, CORES) as one, Placement(many.pid, CORES) as other:
-            assert cores_of(few) == [set(CORES)] * 2, "nobody has asked yet"
+            time.sleep(0.5)
+            assert cores_of(few) == [set(CORES)] * 5, "nobody has asked yet"
             one.use(True)
             other.use(True)
-            assert cores_of(few) == [{CORES[0]}, {CORES[1]}]
-            assert cores_of(many) == [set(CORES)] * (len(CORES) + 1)
-        assert cores_of(few) == [set(CORES)] * 2
+            assert cores_of(few) == [{CORES[0]}, {CORES[1]}, *[set(CORES)] * 3]
+            assert cores_of(many) == [set(CORES)] * (len(CORES) + 4)
+            one.use(False)
+            assert cores_of(few) == [set(CORES)] * 5
+            one.use(True)
+        assert cores_of(few) == [set(CORES)] * 5
         with Placement(few.pid, []) as nowhere:
             nowhere.use(True)
-            assert cores_of(few) == [set(CORES)] * 2
+            assert cores_of(few) == [set(CORES)] * 5
 
 
 class Order:
@@ -142,24 +151,40 @@ def timing(eager_ms, candidate_ms=1.0):
     )  # fmt: skip
 
 
-def test_a_timing_in_unrest_is_noisy_and_the_calmest_of_several_counts():
+def timed(calm, *timings, tries=3):
+    """What becomes of timings made one after the other, and how many were asked for."""
+    rest = list(timings)
+    found = calm.timed(lambda: rest.pop(0), tries)
+    return found, len(timings) - len(rest)
+
+
+def test_a_timing_in_unrest_is_noisy_and_says_so():
     calm = Calm()
-    assert not calm.note(timing(2.0), needed=2), "one timing does not tell"
-    assert calm.note(timing(2.1), needed=2)
-    disturbed = timing(2.0 * MOST_UNREST + 0.1)
-    assert not calm.note(disturbed, needed=2)
-    found = calm.judged([disturbed])
-    assert found.noisy and found.unrest == pytest.approx(disturbed.baselines["eager"].median_ms / 2.0)
-    assert "not calm" in correct(found, None) and "within noise" not in correct(found, None)
-    calmer = timing(2.2, candidate_ms=1.1)
-    assert calm.note(calmer, needed=2)
-    found = calm.judged([disturbed, calmer])
-    assert not found.noisy and found.unrest == pytest.approx(1.1) and found.candidate.median_ms == 1.1
+    for _ in range(3):
+        found, made = timed(calm, timing(2.0), tries=1)
+        assert made == 1 and not found.noisy and found.unrest == 1.0
+    for eager_ms in (2.0 * MOST_UNREST + 0.1, 2.0 / MOST_UNREST - 0.1):
+        found, _ = timed(calm, timing(eager_ms), tries=1)
+        assert found.noisy and found.unrest == pytest.approx(max(eager_ms / 2.0, 2.0 / eager_ms))
+        assert "not calm" in correct(found, None) and "within noise" not in correct(found, None)
+
+
+def test_timings_are_made_until_two_agree_and_each_side_s_calmest_counts():
+    calm = Calm()
+    found, made = timed(calm, timing(2.0, 1.0), timing(2.1, 1.05), timing(9.0))
+    assert made == 2 and found.speedup == 2.0 and found.unrest == pytest.approx(1.05) and not found.noisy
+    found, made = timed(calm, timing(3.0, 1.0), timing(2.1, 1.4), timing(2.2, 1.1))
+    assert made == 3 and not found.noisy and found.unrest == pytest.approx(1.1)
+    assert (found.candidate.median_ms, found.baselines["eager"].median_ms) == (1.0, 2.1)
+    assert found.speedup == pytest.approx(2.1) and found.speedup_low <= 2.1 <= found.speedup_high
+    found, made = timed(calm, timing(2.1, 1.0), timing(2.1, 1.5), timing(2.1, 1.3))
+    assert made == 3 and found.noisy and found.unrest == pytest.approx(1.3), "the candidate's times do not agree"
 
 
 def test_a_machine_that_has_become_slower_is_calm_again_in_the_end():
     calm = Calm()
-    calm.note(timing(1.0), needed=1)
+    for _ in range(REMEMBERED):
+        timed(calm, timing(1.0), tries=1)
     rng = random.Random(0)
-    answers = [calm.note(timing(3.0 + 0.1 * rng.random()), needed=1) for _ in range(REMEMBERED + 1)]
-    assert not any(answers[: REMEMBERED - 1]) and answers[-1]
+    answers = [timed(calm, timing(3.0 + 0.1 * rng.random()), tries=1)[0].noisy for _ in range(REMEMBERED)]
+    assert all(answers[: REMEMBERED // 2 - 1]) and not any(answers[REMEMBERED // 2 + 1 :])
