@@ -81,9 +81,13 @@ def main(channel_fd: int, nonce: str, file_fds: Sequence[int]) -> None:
 
 
 class Runner:
-    """State of one runner: the callable under test, its input slots and its last outputs."""
+    """State of one runner: the callable under test, its input slots and its last outputs.
 
-    def __init__(self, channel: Channel) -> None:
+    Args:
+      channel: for orders that say something before their reply.
+    """
+
+    def __init__(self, channel: Channel | None = None) -> None:
         self.channel = channel
         self.device: Device
         self.dtype = torch.float32
@@ -273,6 +277,7 @@ class Runner:
     def do_time_fresh(self, message: Message) -> tuple[dict, list[torch.Tensor]]:
         """Says READY, waits for a byte, does the calls, and says DONE with where their outputs lie; the oracle stops this process
         before either."""
+        assert self.channel is not None
         self.channel.put(READY)
         self.channel.take(1)
         try:
