@@ -233,7 +233,7 @@ class Build(_Reply):
     escaped."""
 
     name: str = Field(pattern=r"^[ -~]*$")
-    road: Literal["fast", "plain"] | None
+    road: Literal["lean", "fast", "plain"] | None
     cached: bool = False
     seconds: float = 0.0
 

@@ -21,20 +21,24 @@
 
 #include <torch/types.h>
 
+#ifndef SANDBOX_LEAN
 // Exported by libtorch_python; declared here because their header brings pybind11 along.
 extern PyObject* THPVariableClass;
 PyObject* THPVariable_Wrap(const at::TensorBase& tensor);
 namespace torch {
 void translate_exception_to_python(const std::exception_ptr& error);
 }
+#endif
 
 namespace sandbox_binding {
 
-// Layout of torch.Tensor up to its payload. headers.py compares it with PyTorch's own declaration.
+#ifndef SANDBOX_LEAN
+// Layout of torch.Tensor up to its payload. toolchain.py compares it with PyTorch's own declaration.
 struct TensorObject {
   PyObject_HEAD
   at::Tensor cdata;
 };
+#endif
 
 // Thrown after a Python error has been set.
 struct PythonErrorSet {};
@@ -55,6 +59,15 @@ template <>
 struct Convert<at::Tensor> {
   static constexpr const char* expected = "a Tensor";
   at::Tensor value;
+#ifdef SANDBOX_LEAN
+  bool load(PyObject* object) {
+    const bool is_tensor = sandbox_lean_is_tensor(object);
+    if (PyErr_Occurred()) throw PythonErrorSet();
+    if (is_tensor) value = at::Tensor::of(sandbox_lean_from_python(object));
+    return is_tensor;
+  }
+  static PyObject* cast(const at::Tensor& tensor) { return static_cast<PyObject*>(sandbox_lean_to_python(tensor.unsafe())); }
+#else
   bool load(PyObject* object) {
     const int is_tensor = PyObject_IsInstance(object, THPVariableClass);
     if (is_tensor < 0) throw PythonErrorSet();
@@ -62,6 +75,7 @@ struct Convert<at::Tensor> {
     return is_tensor;
   }
   static PyObject* cast(const at::Tensor& tensor) { return THPVariable_Wrap(tensor); }
+#endif
 };
 
 template <>
@@ -295,7 +309,11 @@ PyObject* enter(R (*function)(A...), const char* name, PyObject* const* argument
   } catch (const PythonErrorSet&) {
     return nullptr;
   } catch (...) {
+#ifdef SANDBOX_LEAN
+    sandbox_lean_translate_exception();
+#else
     torch::translate_exception_to_python(std::current_exception());
+#endif
     return nullptr;
   }
 }

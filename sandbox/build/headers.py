@@ -138,7 +138,12 @@ class Headers:
     def _write_lean(self, directory: Path) -> None:
         (directory / "torch").mkdir()
         (directory / "torch" / "extension.h").write_text(LEAN_HEADER)
-        shutil.copyfile(BINDING, directory / "torch" / "sandbox_binding.h")
+        self.write_binding(directory / "torch" / "sandbox_binding.h")
+
+    @staticmethod
+    def write_binding(path: Path) -> None:
+        """The binding of functions to Python, which has a part in both lean roads."""
+        shutil.copyfile(BINDING, path)
 
     def _make(self, directory: Path, flags: Sequence[str], zygote: Zygote) -> None:
         """Publishes the header under `directory`, precompiled for `flags` while there is an allowance for
@@ -164,7 +169,7 @@ class Headers:
             precompiled = staged / "torch" / "extension.h.gch"
             if self._new < MAX_NEW:
                 self._new += 1
-                self._run(
+                self.run(
                     shlex.join(command),
                     work,
                     zygote,
@@ -181,7 +186,7 @@ class Headers:
         finally:
             shutil.rmtree(work, ignore_errors=True)
 
-    def _run(self, script: str, work: Path, zygote: Zygote, collect: Callable[[], object]) -> bool:
+    def run(self, script: str, work: Path, zygote: Zygote, collect: Callable[[], object]) -> bool:
         """Runs a script in a compile jail; calls `collect` while its files are there, if it succeeded."""
         limits = Limits(memory_bytes=MEMORY_BYTES, file_bytes=FILE_BYTES)
         with zygote.execute(["/bin/sh", "-c", script], limits, MEMORY_BYTES, work) as process:
@@ -220,7 +225,7 @@ class Headers:
                     )
                     found.append(names_at_namespace_scope(code) | set(macros))
 
-            done = self._run(script, work, zygote, collect)
+            done = self.run(script, work, zygote, collect)
         finally:
             shutil.rmtree(work, ignore_errors=True)
         return (found[0] - found[1]) | _SYMBOL_SCOPES if done else None

@@ -1,18 +1,19 @@
-"""Builds the extension of a `load_inline` call in a compile jail, by the faster of two roads that can.
+"""Builds the extension of a `load_inline` call in a compile jail, by the fastest of three roads that can.
 
-    fast   the lean precompiled header and the binding of our own (`headers`, `binding.h`): about 4 s
+    lean   a small header of our own over a support library (`lean_road`): about 1 s
+    fast   PyTorch's tensors, precompiled, and the binding of our own (`headers`, `binding.h`): about 4 s
     plain  PyTorch's whole header and pybind11, as `load_inline` itself would build: about 35 s
 
-A source that asks for pybind11 or the C++ frontend by name takes the plain road at once. One that the fast
-road does not compile is tried on the plain one, unless that would tell the compiler nothing new: the errors
-lie in the candidate's own lines, and neither they nor its macros name what only the whole header declares. So
-both roads give one verdict.
+A source that asks for pybind11 or the C++ frontend by name takes the plain road at once. One that a road does not compile is
+tried on the next one, unless that would tell the compiler nothing new: the errors lie in the candidate's own lines, and
+neither they nor its macros name what only the larger header declares. So all roads give one verdict.
 """
 
 from __future__ import annotations
 
 import errno
 import json
+import os
 import re
 import shlex
 import shutil
@@ -21,7 +22,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from sandbox.build import BuildFailed, BuildUnavailable
 from sandbox.build.artifacts import ArtifactStore
@@ -29,6 +30,7 @@ from sandbox.build.cpp import disk_full
 from sandbox.build.cuda import compile_command, host_flags, kernels_in, link_flags, refusal
 from sandbox.build.extension import CUDA_SUFFIXES, ExtensionRequest
 from sandbox.build.headers import BASE_FLAGS, Headers
+from sandbox.build.lean_road import LeanRoad, in_pytorchs_words, may_differ
 from sandbox.build.locks import build_lock
 from sandbox.build.logs import first_errors
 from sandbox.build.toolchain import Cuda, find_cuda, find_toolchain
@@ -37,10 +39,11 @@ from sandbox.jail.limits import Limits
 from sandbox.jail.spawn import Zygote
 from sandbox.verdict.coverage import OwnKernel
 
-Road = Literal["fast", "plain"]
+Road = Literal["lean", "fast", "plain"]
 CPP_MEMORY_BYTES = 4 << 30
 CUDA_MEMORY_BYTES = 10 << 30
 FILE_BYTES = 512 << 20
+LEAN_VARIABLE = "SANDBOX_LEAN"
 PRUNED_OF_256 = 4
 """One build in 64 also deletes what the store holds beyond its limit."""
 _IN_BINDING = re.compile(r"\S*sandbox_binding\.(h|cpp):\d+:\d+: error:")
@@ -50,6 +53,21 @@ _QUOTED, _NAME, _MACRO = (
     re.compile(r"[A-Za-z_]\w*"),
     re.compile(r"\b[A-Z][A-Z0-9_]{3,}\b"),
 )
+
+
+LeanSources = Literal["none", "cpp", "all"]
+
+
+def lean_sources() -> LeanSources:
+    """Which sources take the lean road here: C++ alone, unless the environment's SANDBOX_LEAN says "none" or "all" (CUDA too).
+
+    Raises:
+      BuildUnavailable: it says something else.
+    """
+    said = os.environ.get(LEAN_VARIABLE) or "cpp"
+    if said not in get_args(LeanSources):
+        raise BuildUnavailable(f"{LEAN_VARIABLE}={said!r}: none, cpp and all are known")
+    return said
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +91,25 @@ class BuiltExtension:
     kernels: tuple[OwnKernel, ...]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Way:
+    """What the compilers of a road need.
+
+    Attributes:
+      fast: functions are bound by our own binding.
+      include: the directory to look for headers in first.
+      objects: to be linked as well.
+      flags: for every compiler.
+      readable: directories in which these lie.
+    """
+
+    fast: bool
+    readable: tuple[Path, ...] = ()
+    include: Path | None = None
+    objects: tuple[Path, ...] = ()
+    flags: tuple[str, ...] = ()
+
+
 class RequesterGrew(RuntimeError):
     """Whoever asked for the build took too much of something meanwhile; the text says of what."""
 
@@ -88,7 +125,8 @@ class ExtensionBuilder:
       pause: sleeps while another builder is at it; may raise to break off.
       excess: asked now and then while a compiler runs whether the process that asked for the build takes too
         much of something; a text ends the build.
-      plain_only: never take the fast road, to measure or compare the plain one.
+      plain_only: take no other road than the plain one, to measure or compare it.
+      lean: which sources may take the lean road.
     """
 
     def __init__(
@@ -101,6 +139,7 @@ class ExtensionBuilder:
         pause: Callable[[float], None] = time.sleep,
         excess: Callable[[], str | None] = lambda: None,
         plain_only: bool = False,
+        lean: LeanSources = "cpp",
     ):
         self._store, self._zygote, self._scratch, self._arch = store, zygote, scratch, arch
         self._pause, self._excess, self._plain_only = pause, excess, plain_only
@@ -109,6 +148,7 @@ class ExtensionBuilder:
         and waiting for others."""
         self._toolchain = find_toolchain()
         self._headers = Headers(store, self._toolchain, scratch, pause)
+        self._lean_road, self._lean = LeanRoad(store, self._toolchain, scratch, pause, self._headers), lean
 
     def build(self, request: ExtensionRequest, timeout_s: float) -> BuiltExtension:
         """The library of a request, from the store or built now; identical requests are built once.
@@ -139,7 +179,7 @@ class ExtensionBuilder:
     def key(self, request: ExtensionRequest) -> str:
         """The content address of a request on this machine."""
         cuda = self._cuda(request)
-        tools = [self._toolchain.identity, self._headers.identity]
+        tools = [self._toolchain.identity, self._headers.identity, self._lean_road.identity, self._lean]
         if cuda is not None:
             tools += [cuda.identity, str(self._arch)]
         return request.key("extension 1", *tools)
@@ -172,21 +212,20 @@ class ExtensionBuilder:
     def _build(
         self, request: ExtensionRequest, key: str, cuda: Cuda | None, timeout_s: float
     ) -> BuiltExtension:
-        module, road = request.module_name(key), self._first_road(request)
-        # The one-time step is nobody's build.
-        lean = self._headers.lean(request.cflags, self._zygote) if road == "fast" else None
-        before_s = self.spent_s
-        try:
-            library = self._compile(request, module, key, lean, cuda, timeout_s)
-        except BuildFailed as error:
-            if road == "plain" or not self._plain_may_differ(request, str(error)):
-                raise BuildFailed(first_errors(str(error))) from None
-            road = "plain"
+        module, before_s = request.module_name(key), self.spent_s
+        roads = self._roads(request)
+        for road in roads:
             left_s = max(0.001, timeout_s - (self.spent_s - before_s))
             try:
-                library = self._compile(request, module, key, None, cuda, left_s)
-            except BuildFailed as plain_error:
-                raise BuildFailed(first_errors(str(plain_error))) from None
+                # The one-time step is nobody's build.
+                way = self._way(road, request, cuda)
+                library = None if way is None else self._compile(request, module, key, way, cuda, left_s)
+            except BuildFailed as error:
+                if road == "plain" or not self._next_may_differ(road, request, str(error)):
+                    raise BuildFailed(first_errors(in_pytorchs_words(str(error)))) from None
+                continue
+            if library is not None:
+                break
         kernels = kernels_in(library, self._zygote, self._scratch) if cuda is not None else ()
         self._publish_meta(key, module, road, kernels)
         if int(key[:2], 16) < PRUNED_OF_256:
@@ -201,9 +240,28 @@ class ExtensionBuilder:
             kernels=kernels,
         )
 
-    def _first_road(self, request: ExtensionRequest) -> Road:
-        plain = self._plain_only or request.needs_plain_road or not self._toolchain.fast_binding
-        return "plain" if plain else "fast"
+    def _roads(self, request: ExtensionRequest) -> list[Road]:
+        """Those to be tried, the last one in any case able to build what can be built."""
+        if self._plain_only or request.needs_plain_road or not self._toolchain.fast_binding:
+            return ["plain"]
+        lean = self._lean == "all" or self._lean == "cpp" and not request.with_cuda
+        return ["lean", "fast", "plain"] if lean and self._lean_road.takes(request) else ["fast", "plain"]
+
+    def _way(self, road: Road, request: ExtensionRequest, cuda: Cuda | None) -> Way | None:
+        """What a road's compilers need; None for a road that this installation of PyTorch does not have."""
+        if road == "lean":
+            lean = self._lean_road.prepare(cuda, self._zygote)
+            if lean is None:
+                return None
+            flags = ("-DSANDBOX_LEAN", *(["-DSANDBOX_LEAN_CUDA"] if cuda else []))
+            return Way(fast=True, include=lean.include, objects=lean.objects, flags=flags, readable=(lean.include.parent,))
+        if road == "fast":
+            include = self._headers.lean(request.cflags, self._zygote)
+            return Way(fast=True, include=include, readable=(include,))
+        return Way(fast=False)
+
+    def _next_may_differ(self, road: Road, request: ExtensionRequest, log: str) -> bool:
+        return may_differ(request, log) if road == "lean" else self._plain_may_differ(request, log)
 
     def _plain_may_differ(self, request: ExtensionRequest, log: str) -> bool:
         errors = [line for line in log.splitlines() if "error:" in line]
@@ -231,21 +289,21 @@ class ExtensionBuilder:
         request: ExtensionRequest,
         module: str,
         key: str,
-        lean: Path | None,
+        way: Way,
         cuda: Cuda | None,
         timeout_s: float,
     ) -> Path:
-        """Compiles and links on the road that `lean` stands for; returns the published library."""
+        """Compiles and links; returns the published library."""
         start = time.monotonic()
         directory = Path(tempfile.mkdtemp(prefix="build-", dir=self._scratch))
         try:
-            for name, text in request.units(module, fast=lean is not None).items():
+            for name, text in request.units(module, fast=way.fast).items():
                 (directory / name).write_text(text, encoding="utf-8", errors="surrogatepass")
-            script = self._script(request, module, lean, cuda)
+            script = self._script(request, module, way, cuda)
             memory_bytes = CUDA_MEMORY_BYTES if cuda else CPP_MEMORY_BYTES
             limits = Limits(memory_bytes=memory_bytes, file_bytes=FILE_BYTES)
             readable = [self._toolchain.libraries.parent, *self._toolchain.includes]
-            readable += [lean] if lean else []
+            readable += [*way.readable]
             readable += [cuda.home] if cuda else []
             process = self._zygote.execute(
                 ["/bin/sh", "-c", script], limits, memory_bytes, directory, readable=readable
@@ -282,11 +340,11 @@ class ExtensionBuilder:
             grown.append(excess)
         return excess
 
-    def _script(self, request: ExtensionRequest, module: str, lean: Path | None, cuda: Cuda | None) -> str:
+    def _script(self, request: ExtensionRequest, module: str, way: Way, cuda: Cuda | None) -> str:
         """Shell commands: all compilers at once, then the linker."""
         compiler = self._toolchain.compiler.path
         name = f"-DTORCH_EXTENSION_NAME={module}"
-        includes = [f"-I{lean}"] if lean else []
+        includes = [*way.flags, *([f"-I{way.include}"] if way.include else [])]
         includes += self._headers.include_flags()
         if cuda:
             includes += ["-isystem", str(cuda.home / "include")]
@@ -310,6 +368,7 @@ class ExtensionBuilder:
         link = [
             compiler,
             *objects,
+            *map(str, way.objects),
             "-shared",
             *request.ldflags,
             *libraries,

@@ -189,7 +189,8 @@ def _served(
 def _told(error: Exception) -> str:
     """The loader's words, with the missing symbol's name as it stands in the source."""
     before, colon, symbol = str(error).rpartition("undefined symbol: ")
-    return f"undefined symbol: {torch._C._demangle(symbol.strip())}" if colon else str(error)
+    name = torch._C._demangle(symbol.strip()).replace("sandbox_lean::", "at::")  # see sandbox.build.lean_road
+    return f"undefined symbol: {name}" if colon else str(error)
 
 
 def _plain(value: Any) -> Any:

@@ -36,12 +36,12 @@ class FreshCalls:
       outputs_fd: memory shared with the oracle that outputs are to be copied into instead, and inputs are copied out of the mapping
         first, so that calls may change them; closed here.
       inputs_bytes: of the memory that the oracle writes inputs to.
-      twice: make every call a second time, when its inputs and outputs are near.
+      twice: make every call again afterwards, when its inputs are near.
 
     Attributes:
       inputs: uint8 [inputs_bytes], written before an order that comes without a descriptor.
       left: for each call of the last block and each of its outputs the address and the strides.
-      warm_ms: time of its second calls together.
+      warm_ms: time of the calls of `again` together.
     """
 
     def __init__(self, outputs_fd: int | None = None, *, inputs_bytes: int = 0, twice: bool = False):
@@ -76,25 +76,33 @@ class FreshCalls:
         Args:
           call: the model, or the wrapper of a bare kernel.
         """
-        first_ns = second_ns = 0
+        span_ns = 0
         for number, args in enumerate(self._ready):
             self._held[number] = []
             start_ns = time.perf_counter_ns()
             result = call(*args)
-            first_ns += time.perf_counter_ns() - start_ns
+            span_ns += time.perf_counter_ns() - start_ns
             held = outputs_of(result, self._kinds)
             if any(output.is_neg() or output.is_conj() for output in held):  # still to be computed
                 start_ns = time.perf_counter_ns()
                 held = [output.resolve_conj().resolve_neg() for output in held]
-                first_ns += time.perf_counter_ns() - start_ns
+                span_ns += time.perf_counter_ns() - start_ns
             self._held[number] = held
-            if self._twice:
-                start_ns = time.perf_counter_ns()
-                call(*args)
-                second_ns += time.perf_counter_ns() - start_ns
         self.left = [[(output.data_ptr(), list(output.stride())) for output in held] for held in self._held]
-        self.warm_ms = second_ns / 1e6
-        return first_ns / 1e6
+        return span_ns / 1e6
+
+    def again(self, call: Callable[..., Any]) -> None:
+        """Where calls are made twice: the same ones when all is near. They come after the others and not between them, or these would
+        find near what a candidate's do not."""
+        if not self._twice:
+            return
+        span_ns = 0
+        for args in self._ready:
+            call(*args)
+            start_ns = time.perf_counter_ns()
+            call(*args)
+            span_ns += time.perf_counter_ns() - start_ns
+        self.warm_ms = span_ns / 1e6
 
     def places(self) -> bytes:
         """`left` as numbers of 8 bytes each, one after the other."""

@@ -303,6 +303,7 @@ class Judge:
                     verdict.timing = timed() if on_gpu else reference.calm.timed(timed, plan.tries)
                 _check_rest(watch, verdict)
                 if not on_gpu:
+                    theirs.use(False)  # who looks needs a core too
                     own_time = own_time_of(job, side, candidate, builds)
                     self._check_late(trial, side)
                     if options.audit:

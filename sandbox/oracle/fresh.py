@@ -46,18 +46,18 @@ if TYPE_CHECKING:
 ALIGN_BYTES = 64
 AUDIT_SLOT = 1003
 """Slot of the reference's runner through which the pool's inputs are drawn."""
-BLOCK_MS = 0.6
+BLOCK_MS = 1.2
 """Intended length of a block of the reference; below this the cost of messages would drown it."""
 BLOCKS, FEW_BLOCKS = 8, 4
-MAX_CALLS = 32
+MAX_CALLS, FEW_CALLS = 32, 4
 MAX_BLOCK_BYTES = 16 << 20
-MAX_POOL_BYTES = 128 << 20
+MAX_POOL_BYTES = 192 << 20
 SLOW_CALL_MS = 20.0
 TRUSTED_SHARE = 0.5
 """Share of the blocks that counts, the fastest, as others use the processor too."""
 SAMPLES = 64
 """Elements of each output of each call that are read while the clock runs."""
-LEAST_SHARE = 0.2
+LEAST_SHARE = 0.3
 """What stays of an audited call's time, however much is forgiven for memory that was not near."""
 _PIECE_BYTES = 1 << 18
 USES = 16
@@ -110,8 +110,9 @@ class Pool:
         rng = random.SystemRandom()
         first = inputs(rng.getrandbits(40), AUDIT_SLOT)
         each_bytes = max(first.bytes + outputs_bytes, 1)
-        by_time = 1 if eager_ms >= SLOW_CALL_MS else max(2, round(BLOCK_MS / max(eager_ms, 1e-3)))
-        calls = max(1, min(by_time, MAX_CALLS, MAX_BLOCK_BYTES // each_bytes))
+        by_time = 1 if eager_ms >= SLOW_CALL_MS else max(FEW_CALLS, round(BLOCK_MS / max(eager_ms, 1e-3)))
+        by_room = max(MAX_BLOCK_BYTES // each_bytes, min(FEW_CALLS, MAX_POOL_BYTES // FEW_BLOCKS // each_bytes))
+        calls = max(1, min(by_time, MAX_CALLS, by_room))
         blocks = FEW_BLOCKS if eager_ms >= SLOW_CALL_MS else BLOCKS
         blocks = max(FEW_BLOCKS, min(blocks, MAX_POOL_BYTES // (calls * each_bytes)))
         pool = cls([])
@@ -225,16 +226,25 @@ class Audit:
         than these is not among the faster half of the blocks, which counts, on both sides. Of the reference the second calls
         count, where there are any.
         """
+        cold = self.cold_ms * self.fewer * self.calls
+        believed = [max(time_ms - cold, LEAST_SHARE * time_ms) for time_ms in self._believed_ms()]
+        eager = [max((run.warm_ms or run.claim_ms) - self.launch_ms, 1e-6) for run in self.reference]
+        return self._interval(believed), self._interval(eager)
+
+    def first_times_ms(self) -> tuple[Interval, Interval]:
+        """The same of first calls on both sides, with nothing taken off: what two that do the same work are compared by."""
+        eager = [max(run.claim_ms - self.launch_ms, 1e-6) for run in self.reference]
+        return self._interval(self._believed_ms()), self._interval(eager)
+
+    def _believed_ms(self) -> list[float]:
+        """Times of the candidate's blocks."""
         gaps_ms = sorted(run.wall_ms - run.claim_ms - run.warm_ms for run in self.reference)
         usual, most = (gap + self.apart_ms for gap in (gaps_ms[len(gaps_ms) // 2], gaps_ms[3 * len(gaps_ms) // 4]))
         hidden = hidden_ms([run.wall_ms - run.claim_ms for run in self.candidate], usual)
-        cold = self.cold_ms * self.fewer * self.calls
-        believed = []
+        found = []
         for run in self.candidate:
-            time_ms = max(believed_ms(run.claim_ms + hidden, run.wall_ms, most)[0] - self.launch_ms, 1e-6)
-            believed.append(max(time_ms - cold, LEAST_SHARE * time_ms))
-        eager = [max((run.warm_ms or run.claim_ms) - self.launch_ms, 1e-6) for run in self.reference]
-        return self._interval(believed), self._interval(eager)
+            found.append(max(believed_ms(run.claim_ms + hidden, run.wall_ms, most)[0] - self.launch_ms, 1e-6))
+        return found
 
     def _interval(self, blocks_ms: list[float]) -> Interval:
         return median_interval(undisturbed([ms / self.calls for ms in blocks_ms], TRUSTED_SHARE))

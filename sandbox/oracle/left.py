@@ -72,7 +72,7 @@ class LeftOutputs:
         stopped: Callable[[int], AbstractContextManager[None]] = stopped,
     ):
         self._order, self._failing, self.entries = order, failing, [{**entry, "offset": 0} for entry in entries]
-        self._stopped = lambda: stopped(supervisor)
+        self._stopped, self._twice = lambda: stopped(supervisor), twice
         header = order("open_outputs", timeout_s, twice=twice, inputs_bytes=inputs_bytes).header
         claimed, self._inputs = header.get("pid"), header.get("inputs")
         pid = inside(family(supervisor), claimed) if type(claimed) is int else None
@@ -124,7 +124,10 @@ class LeftOutputs:
             raise lost[0]
         samples = [[column[call] for column in columns] for call in range(calls)]
         claim_ms, warm_ms = (claim_of(message.header.get(name)) for name in ("span_ms", "warm_ms"))
-        return Run(claim_ms=claim_ms, wall_ms=wall_ms, samples=samples, warm_ms=warm_ms)
+        if not self._twice:
+            return Run(claim_ms=claim_ms, wall_ms=wall_ms, samples=samples)
+        # The second calls come after our clock has stopped.
+        return Run(claim_ms=claim_ms, wall_ms=wall_ms + warm_ms, samples=samples, warm_ms=warm_ms)
 
     def of_call(self, number: int) -> list[torch.Tensor]:
         """Copies of one call's outputs."""

@@ -43,7 +43,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Literal
 
@@ -215,6 +215,7 @@ class _Looks:
         self.problem, self.forbidden = "", False
 
     def until(self, end: threading.Event) -> None:
+        _go_before_others()
         rng, number, pids = random.SystemRandom(), 0, self._family()
         try:
             while not end.wait(rng.uniform(0.3, 1.7) * self._period_s):
@@ -246,6 +247,16 @@ class _Looks:
             except OSError:
                 return None
         return known.at(pointer)
+
+
+def _go_before_others() -> None:
+    """Has this thread run as soon as it wakes, where that is allowed, and on any core: who looks only when a core has become free
+    sees nobody at work."""
+    thread = threading.get_native_id()
+    with suppress(OSError):
+        os.sched_setaffinity(thread, range(os.cpu_count() or 1))
+    with suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, thread, -10)
 
 
 @contextmanager

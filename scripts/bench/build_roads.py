@@ -1,9 +1,9 @@
-"""How long the fast and the plain road take to build C++ extensions, nothing cached.
+"""How long each road takes to build C++ extensions, nothing cached.
 
     python scripts/bench/build_roads.py --out scripts/bench/results/build_roads_cpu.json
 
-Builds a handful of C++ sources in compile jails, each made distinct by a number, first by the fast road into
-an empty store (whose one-time step, the precompiled header, is timed apart), then by the plain road. Writes
+Builds a handful of C++ sources in compile jails, each made distinct by a number, by the lean and the fast road into
+empty stores (whose one-time steps, support library and precompiled header, are timed apart), then by the plain road. Writes
 JSON with every sample, the load of the machine before it, versions, cores, date and command.
 """
 
@@ -91,7 +91,7 @@ std::tuple<torch::Tensor, torch::Tensor> both(std::vector<torch::Tensor> xs, std
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--repeats", type=int, default=3, help="of each source on the fast road")
+    parser.add_argument("--repeats", type=int, default=3, help="of each source on the lean and the fast road")
     parser.add_argument("--plain-repeats", type=int, default=1, help="of each source on the plain road")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="build_roads-") as name:
@@ -108,29 +108,27 @@ def main() -> None:
 def measure(zygote: Zygote, scratch: Path, options: argparse.Namespace) -> dict:
     """All samples, and their medians by road."""
     began = provenance()
-    fast = ExtensionBuilder(store=ArtifactStore(scratch / "fast"), zygote=zygote, scratch=scratch)
-    one_time = timed_build(fast, "int warm_up() { return NUMBER; }", ["warm_up"])
+    parts = {"zygote": zygote, "scratch": scratch}
+    lean = ExtensionBuilder(store=ArtifactStore(scratch / "lean"), lean="all", **parts)
+    fast = ExtensionBuilder(store=ArtifactStore(scratch / "fast"), lean="none", **parts)
+    one_time = {road: timed_build(of, "int warm_up() { return NUMBER; }", ["warm_up"]) for road, of in (("lean", lean), ("fast", fast))}
     samples = []
-    plain = ExtensionBuilder(
-        store=ArtifactStore(scratch / "plain"), zygote=zygote, scratch=scratch, plain_only=True
-    )
-    for builder, repeats in ((fast, options.repeats), (plain, options.plain_repeats)):
+    plain = ExtensionBuilder(store=ArtifactStore(scratch / "plain"), plain_only=True, **parts)
+    for builder, repeats in ((lean, options.repeats), (fast, options.repeats), (plain, options.plain_repeats)):
         for _ in range(repeats):
             for name, (functions, source) in SOURCES.items():
                 samples.append({"source": name, **timed_build(builder, source, functions)})
                 print(samples[-1], flush=True)
-    by_road = {
-        road: [sample["wall_s"] for sample in samples if sample["road"] == road] for road in ("fast", "plain")
-    }
+    by_road = {road: [sample["wall_s"] for sample in samples if sample["road"] == road] for road in ("lean", "fast", "plain")}
     return {
         **began,
         "processor": platform.processor() or platform.machine(),
         "compiler": find_compiler().version,
         "isolation": zygote.level,
         "flags": FLAGS,
-        "one_time_s": round(one_time["wall_s"] - one_time["compiler_s"], 2),
-        "median_s": {road: round(statistics.median(walls), 2) for road, walls in by_road.items()},
-        "worst_s": {road: round(max(walls), 2) for road, walls in by_road.items()},
+        "one_time_s": {road: round(first["wall_s"] - first["compiler_s"], 2) for road, first in one_time.items()},
+        "median_s": {road: round(statistics.median(walls), 2) for road, walls in by_road.items() if walls},
+        "worst_s": {road: round(max(walls), 2) for road, walls in by_road.items() if walls},
         "samples": samples,
     }
 

@@ -1,0 +1,142 @@
+"""The leanest way to build a `load_inline` source: a small header of our own in the place of PyTorch's.
+
+`lean/lean.h` declares what kernels' host code uses of PyTorch's C++ interface over the C functions of `lean/abi.h`, and is parsed in a
+tenth of a second, where PyTorch's own takes nvcc half a minute. What stands behind these functions is compiled once for an
+installation of PyTorch (`lean/support.cpp`) and linked into every extension. What the header lacks does not compile;
+`may_differ` tells an error that says nothing about the candidate from one in its own lines.
+
+Under the store's `extension-lean`, published whole by one rename:
+
+    <key>/include/...   the header, under its own name and those of PyTorch's headers
+    <key>/support.o, and support_cuda.o where there is CUDA
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from sandbox.build.artifacts import ArtifactStore
+from sandbox.build.extension import ExtensionRequest
+from sandbox.build.headers import BASE_FLAGS, PREPARE_S, Headers
+from sandbox.build.locks import build_lock
+from sandbox.build.toolchain import Cuda, Toolchain
+from sandbox.jail.spawn import Zygote
+
+SOURCES = Path(__file__).with_name("lean")
+STANDS_FOR = (
+    "torch/extension.h", "torch/types.h", "torch/torch.h", "torch/all.h", "torch/script.h", "ATen/ATen.h", "ATen/Dispatch.h",
+    "ATen/Parallel.h", "ATen/AccumulateType.h", "c10/util/Exception.h", "c10/core/ScalarType.h", "c10/util/Optional.h",
+    "ATen/cuda/CUDAContext.h", "ATen/cuda/Exceptions.h", "c10/cuda/CUDAStream.h", "c10/cuda/CUDAGuard.h", "c10/cuda/CUDAException.h",
+    "c10/cuda/CUDAFunctions.h",
+)  # fmt: skip
+"""PyTorch's headers in whose place ours stands."""
+_LIBRARY = re.compile(r"sandbox_lean|\b(torch|at|c10|caffe2|aten)\b|\bTensor|\b(AT|TORCH|C10|CAFFE|CUDA)_[A-Z_]+|No such file|cannot open source")
+_USING = re.compile(r"using\s+namespace\s+(::)?\s*(torch|at|c10)\b")
+_ERROR = re.compile(r"\berror\b|undefined reference|undefined symbol")
+
+
+@dataclass(frozen=True)
+class Lean:
+    """The road's directory: what to put first on the include path, and what to link."""
+
+    include: Path
+    objects: tuple[Path, ...]
+
+
+class LeanRoad:
+    """The directories of one store. Safe for several processes at once.
+
+    Args:
+      store, toolchain, scratch, pause: as for `Headers`.
+      headers: gives the include path and runs compilers.
+    """
+
+    def __init__(
+        self, store: ArtifactStore, toolchain: Toolchain, scratch: Path, pause: Callable[[float], None], headers: Headers
+    ):
+        self.root = store.root / "extension-lean"
+        self._toolchain, self._scratch, self._pause, self._headers = toolchain, scratch, pause, headers
+
+    @property
+    def identity(self) -> str:
+        """What a key must contain of the road's own text."""
+        return ArtifactStore.key(*(path.read_text() for path in sorted(SOURCES.iterdir()) if path.suffix in (".h", ".cpp")))
+
+    def takes(self, request: ExtensionRequest) -> bool:
+        """Whether the road may be tried: functions are to be bound, and nothing is asked for by name that it has not."""
+        return bool(request.functions) and not request.files and not request.needs_plain_road
+
+    def prepare(self, cuda: Cuda | None, zygote: Zygote) -> Lean | None:
+        """The directory, made at the first call; None where the support library does not compile (another PyTorch).
+
+        Raises:
+          OSError: no space on the disk.
+        """
+        parts = ["lean road 1", self.identity, self._toolchain.identity, cuda.identity if cuda else ""]
+        directory = self.root / ArtifactStore.key(*parts)
+        if not directory.exists():
+            with build_lock(self.root / "locks" / directory.name, PREPARE_S, self._pause):
+                if not directory.exists():
+                    self._make(directory, cuda, zygote)
+        objects = tuple(sorted(directory.glob("*.o")))
+        return Lean(directory / "include", objects) if objects else None
+
+    def _make(self, directory: Path, cuda: Cuda | None, zygote: Zygote) -> None:
+        units = ["support", *(["support_cuda"] if cuda else [])]
+        includes = self._headers.include_flags() + (["-isystem", str(cuda.home / "include")] if cuda else [])
+        command = [self._toolchain.compiler.path, *BASE_FLAGS, "-O2", *includes, "-c"]
+        lines = [f"{shlex.join([*command, f'{unit}.cpp', '-o', f'{unit}.o'])} & p{n}=$!" for n, unit in enumerate(units)]
+        script = "\n".join([*lines, *(f"wait $p{n} || exit 1" for n in range(len(units)))])
+        work = Path(tempfile.mkdtemp(prefix="lean-", dir=self._scratch))
+        staged = None
+        try:
+            for path in SOURCES.iterdir():
+                if path.suffix in (".h", ".cpp"):
+                    shutil.copyfile(path, work / path.name)
+            staged = Path(tempfile.mkdtemp(prefix=".new-", dir=self.root))
+            self._write_headers(staged / "include")
+            found = staged
+
+            def collect() -> None:
+                for unit in units:
+                    shutil.copyfile(work / f"{unit}.o", found / f"{unit}.o")
+
+            self._headers.run(script, work, zygote, collect)
+            for path in (staged, *staged.rglob("*")):  # compilers run as other users
+                path.chmod(0o755 if path.is_dir() else 0o644)
+            os.rename(staged, directory)
+        except BaseException:
+            if staged is not None:
+                shutil.rmtree(staged, ignore_errors=True)
+            raise
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+
+    def _write_headers(self, include: Path) -> None:
+        own = include / "sandbox_lean"
+        own.mkdir(parents=True)
+        for path in SOURCES.glob("*.h"):
+            shutil.copyfile(path, own / path.name)
+        for name in STANDS_FOR:
+            (include / name).parent.mkdir(parents=True, exist_ok=True)
+            (include / name).write_text('#include "sandbox_lean/lean.h"\n')
+        self._headers.write_binding(include / "torch" / "sandbox_binding.h")
+
+
+def may_differ(request: ExtensionRequest, log: str) -> bool:
+    """Whether an error on this road says nothing about the candidate: it has to do with PyTorch's interface, of which the header
+    has a part."""
+    errors = [line for line in log.splitlines() if _ERROR.search(line)]
+    return not errors or bool(_USING.search(request.text)) or any(_LIBRARY.search(line) for line in errors)
+
+
+def in_pytorchs_words(log: str) -> str:
+    """An error's text with PyTorch's names for what it is about."""
+    return log.replace("sandbox_lean::", "at::")

@@ -1,0 +1,76 @@
+"""CUDA candidates as models write them, each with its task and the outcome that it must have.
+
+Most are right; some do not compile, are wrong or fail while they run (`CorpusCase.meant`). The sources vary in what
+their host code uses, so that it shows which of them a faster way to build them can take, and whether it changes a verdict.
+"""
+
+from tests.cuda_corpus import (
+    accessors,
+    activations,
+    aten_beside,
+    attention,
+    broken,
+    channel_norms,
+    convolutions,
+    cooperative,
+    dtypes,
+    elementwise,
+    fusions,
+    indexing,
+    layer_fusions,
+    layouts,
+    losses,
+    masked,
+    matmul_variants,
+    matmuls,
+    norms,
+    pooling,
+    pybind,
+    raising,
+    reductions,
+    row_statistics,
+    scans,
+    signatures,
+    softmaxes,
+    streams,
+    templates,
+    wmma_half,
+    wrong,
+)
+from tests.cuda_corpus.case import CorpusCase
+
+_FILES = (
+    elementwise,
+    activations,
+    fusions,
+    layer_fusions,
+    reductions,
+    row_statistics,
+    softmaxes,
+    masked,
+    norms,
+    channel_norms,
+    matmuls,
+    matmul_variants,
+    wmma_half,
+    dtypes,
+    convolutions,
+    pooling,
+    scans,
+    losses,
+    indexing,
+    attention,
+    accessors,
+    streams,
+    templates,
+    layouts,
+    cooperative,
+    signatures,
+    aten_beside,
+    pybind,
+    broken,
+    wrong,
+    raising,
+)
+
+CASES: list[CorpusCase] = [case for file in _FILES for case in file.CASES]

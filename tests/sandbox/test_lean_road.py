@@ -1,0 +1,141 @@
+"""The lean road: what it takes, which of its errors say something about a candidate, and that it lacks nothing silently."""
+
+import re
+import shutil
+
+import pytest
+
+from sandbox.build import BuildUnavailable
+from sandbox.build.artifacts import ArtifactStore
+from sandbox.build.extension import parse_request
+from sandbox.build.lean_road import SOURCES, STANDS_FOR, LeanRoad, in_pytorchs_words, may_differ
+from sandbox.build.roads import LEAN_VARIABLE, BuildFailed, ExtensionBuilder, lean_sources
+from sandbox.jail.spawn import Zygote
+from tests.sandbox.helpers import needs_extensions
+
+
+def request(source, **changes):
+    return parse_request({"name": "x", "cpp_sources": source, "functions": ["f"], **changes})
+
+
+@pytest.mark.parametrize(
+    ("line", "differs"),
+    [
+        ("main.cpp:2:14: error: 'missing_thing' was not declared in this scope", False),
+        ("cuda.cu(12): error: identifier \"blockIdy\" is undefined", False),
+        ("cuda.cu(12): error: expected a \";\"", False),
+        ("main.cpp:2:14: error: 'class sandbox_lean::Tensor' has no member named 'index_put_'", True),
+        ("cuda.cu(3): error: namespace \"at\" has no member \"einsum\"", True),
+        ("cuda.cu(3): error: identifier \"AT_DISPATCH_V2\" is undefined", True),
+        ("cuda.cu:1:10: fatal error: ATen/native/cuda/Loops.cuh: No such file or directory", True),
+        ("warning: something else", True),
+    ],
+)
+def test_only_an_error_of_the_candidate_s_own_ends_a_build(line, differs):
+    assert may_differ(request("int f();"), f"In file included from x:\n{line}\n") is differs
+
+
+def test_names_that_may_come_from_pytorch_are_tried_on_the_next_road():
+    assert may_differ(request("using namespace torch;\nint f();"), "main.cpp:2:14: error: 'einsum' was not declared")
+    assert in_pytorchs_words("no member 'x' in 'sandbox_lean::Tensor'") == "no member 'x' in 'at::Tensor'"
+
+
+@pytest.mark.parametrize(("said", "means"), [(None, "cpp"), ("", "cpp"), ("none", "none"), ("all", "all")])
+def test_which_sources_take_the_road_can_be_chosen(monkeypatch, said, means):
+    monkeypatch.delenv(LEAN_VARIABLE, raising=False)
+    if said is not None:
+        monkeypatch.setenv(LEAN_VARIABLE, said)
+    assert lean_sources() == means
+
+
+def test_another_choice_is_refused_by_name(monkeypatch):
+    monkeypatch.setenv(LEAN_VARIABLE, "cuda")
+    with pytest.raises(BuildUnavailable, match="SANDBOX_LEAN='cuda': none, cpp and all"):
+        lean_sources()
+
+
+def test_every_function_that_the_header_calls_is_defined_in_the_support_library():
+    declared = set(re.findall(r"\b(sandbox_lean_\w+)\(", (SOURCES / "abi.h").read_text()))
+    defined = "".join((SOURCES / name).read_text() for name in ("support.cpp", "support_cuda.cpp"))
+    assert declared and not {name for name in declared if f"{name}(" not in defined and "##" not in name}
+    called = set(re.findall(r"\b(sandbox_lean_\w+)\(", "".join((SOURCES / f"{n}.h").read_text() for n in ("base", "tensor", "cuda"))))
+    assert called <= declared
+
+
+@needs_extensions
+@pytest.mark.parametrize(
+    ("changes", "lean", "roads"),
+    [
+        ({}, "cpp", ["lean", "fast", "plain"]),
+        ({}, "none", ["fast", "plain"]),
+        ({"cuda_sources": "int g;"}, "cpp", ["fast", "plain"]),
+        ({"cuda_sources": "int g;"}, "all", ["lean", "fast", "plain"]),
+        ({"functions": None}, "all", ["fast", "plain"]),
+        ({"cpp_sources": "#include <pybind11/pybind11.h>"}, "all", ["plain"]),
+        ({"with_pytorch_error_handling": False}, "all", ["plain"]),
+    ],
+)
+def test_it_takes_what_is_bound_by_us_and_asks_for_nothing_by_name(tmp_path, changes, lean, roads):
+    builder = ExtensionBuilder(store=ArtifactStore(tmp_path / "store"), zygote=None, scratch=tmp_path, lean=lean)
+    assert builder._roads(request("int f();", **changes)) == roads
+
+
+CUDA = """
+#include <torch/extension.h>
+#include <ATen/cuda/CUDAContext.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <cuda_fp16.h>
+
+template <typename scalar_t>
+__global__ void add_one(const scalar_t* __restrict__ x, scalar_t* out, int64_t n) {
+  const int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x;
+  if (i < n) out[i] = x[i] + static_cast<scalar_t>(1.0f);
+}
+__global__ void twice(torch::PackedTensorAccessor32<float, 2, torch::RestrictPtrTraits> x) {
+  if (threadIdx.x < x.size(1)) x[blockIdx.x][threadIdx.x] *= 2;
+}
+torch::Tensor f(torch::Tensor x) {
+  TORCH_CHECK(x.is_cuda(), "x must be a CUDA tensor");
+  const at::cuda::OptionalCUDAGuard guard(device_of(x));
+  auto out = torch::empty_like(x);
+  auto stream = at::cuda::getCurrentCUDAStream();
+  AT_DISPATCH_FLOATING_TYPES_AND2(at::ScalarType::Half, at::ScalarType::BFloat16, x.scalar_type(), "f", [&] {
+    add_one<scalar_t><<<(x.numel() + 255) / 256, 256, 0, stream>>>(x.data_ptr<scalar_t>(), out.data_ptr<scalar_t>(), x.numel());
+  });
+  C10_CUDA_KERNEL_LAUNCH_CHECK();
+  twice<<<out.size(0), 256, 0, stream.stream()>>>(out.packed_accessor32<float, 2, torch::RestrictPtrTraits>());
+  AT_CUDA_CHECK(cudaGetLastError());
+  return out;
+}
+"""
+
+
+@needs_extensions
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
+def test_cuda_sources_are_compiled_against_it(tmp_path):
+    zygote = Zygote(modules=[], threads=1, directory=tmp_path)
+    try:
+        parts = {"store": ArtifactStore(tmp_path / "store"), "zygote": zygote, "scratch": tmp_path, "arch": "sm_90"}
+        builder = ExtensionBuilder(lean="all", **parts)
+        built = builder.build(request("torch::Tensor f(torch::Tensor x);", cuda_sources=CUDA), 250)
+        assert built.road == "lean"
+        names = [kernel.name for kernel in built.kernels]
+        assert sum("add_one" in name for name in names) == 4 and sum("twice" in name for name in names) == 1, names
+        with pytest.raises(BuildFailed, match=r"cuda\.cu.*missing") as caught:
+            builder.build(request("torch::Tensor f(torch::Tensor x);", cuda_sources=CUDA.replace("threadIdx.x;", "missing;")), 250)
+        assert "sandbox_lean" not in str(caught.value)
+    finally:
+        zygote.close()
+
+
+def test_pytorch_s_headers_are_replaced_by_name(tmp_path):
+    class Headers:
+        @staticmethod
+        def write_binding(path):
+            path.write_text("")
+
+    road = LeanRoad(ArtifactStore(tmp_path / "store"), None, tmp_path, lambda s: None, Headers())
+    road._write_headers(tmp_path / "include")
+    for name in STANDS_FOR:
+        assert "sandbox_lean/lean.h" in (tmp_path / "include" / name).read_text()
+    assert (tmp_path / "include" / "sandbox_lean" / "lean.h").exists()
