@@ -2,15 +2,17 @@
 
 import re
 import shutil
+import subprocess
 
 import pytest
 
 from sandbox.build import BuildUnavailable
 from sandbox.build.artifacts import ArtifactStore
+from sandbox.build.cuda import compile_command, find_cuobjdump
 from sandbox.build.extension import parse_request
 from sandbox.build.lean_road import SOURCES, STANDS_FOR, LeanRoad, in_pytorchs_words, may_differ
-from sandbox.build.roads import LEAN_VARIABLE, BuildFailed, ExtensionBuilder, lean_sources
-from sandbox.jail.spawn import Zygote
+from sandbox.build.roads import LEAN_VARIABLE, ExtensionBuilder, lean_sources
+from sandbox.build.toolchain import find_cuda, find_toolchain
 from tests.sandbox.helpers import needs_extensions
 
 
@@ -110,30 +112,38 @@ torch::Tensor f(torch::Tensor x) {
 """
 
 
+class Headers:
+    """As the road needs them to write its own."""
+
+    @staticmethod
+    def write_binding(path):
+        path.write_text("")
+
+
 @needs_extensions
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
-def test_cuda_sources_are_compiled_against_it(tmp_path):
-    zygote = Zygote(modules=[], threads=1, directory=tmp_path)
-    try:
-        parts = {"store": ArtifactStore(tmp_path / "store"), "zygote": zygote, "scratch": tmp_path, "arch": "sm_90"}
-        builder = ExtensionBuilder(lean="all", **parts)
-        built = builder.build(request("torch::Tensor f(torch::Tensor x);", cuda_sources=CUDA), 250)
-        assert built.road == "lean"
-        names = [kernel.name for kernel in built.kernels]
-        assert sum("add_one" in name for name in names) == 4 and sum("twice" in name for name in names) == 1, names
-        with pytest.raises(BuildFailed, match=r"cuda\.cu.*missing") as caught:
-            builder.build(request("torch::Tensor f(torch::Tensor x);", cuda_sources=CUDA.replace("threadIdx.x;", "missing;")), 250)
-        assert "sandbox_lean" not in str(caught.value)
-    finally:
-        zygote.close()
+def test_cuda_sources_compile_against_it(tmp_path):
+    """Against the header alone: the support library's part for CUDA compiles only where PyTorch has CUDA (tests/gpu)."""
+    toolchain, cuda = find_toolchain(), find_cuda()
+    LeanRoad(ArtifactStore(tmp_path / "store"), toolchain, tmp_path, lambda s: None, Headers())._write_headers(tmp_path / "include")
+
+    def compiled(source):
+        (tmp_path / "cuda.cu").write_text(source)
+        command = [*compile_command(cuda, "sm_90", toolchain.compiler.path, ["-O3"]), "-DSANDBOX_LEAN", "-DSANDBOX_LEAN_CUDA"]
+        command += [f"-I{tmp_path / 'include'}", *(word for path in toolchain.includes for word in ("-isystem", str(path)))]
+        return subprocess.run([*command, "-c", "cuda.cu", "-o", "cuda.o"], cwd=tmp_path, capture_output=True, text=True, check=False)
+
+    done = compiled(CUDA)
+    assert done.returncode == 0, done.stdout + done.stderr
+    kernels = subprocess.run([find_cuobjdump(), "-res-usage", "cuda.o"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    names = re.findall(r"Function (\S+):", kernels.stdout + kernels.stderr)
+    assert sum("add_one" in name for name in names) == 4 and sum("twice" in name for name in names) == 1, names
+    failed = compiled(CUDA.replace("threadIdx.x;", "missing;"))
+    log = failed.stdout + failed.stderr
+    assert failed.returncode != 0 and "missing" in log and not may_differ(request("int f();", cuda_sources=CUDA), log), log
 
 
 def test_pytorch_s_headers_are_replaced_by_name(tmp_path):
-    class Headers:
-        @staticmethod
-        def write_binding(path):
-            path.write_text("")
-
     road = LeanRoad(ArtifactStore(tmp_path / "store"), None, tmp_path, lambda s: None, Headers())
     road._write_headers(tmp_path / "include")
     for name in STANDS_FOR:
