@@ -81,8 +81,8 @@ def stopped(supervisor: int) -> Iterator[None]:
             running = {pid for pid, at_rest in _states(supervisor) if not at_rest}
             if not running:
                 break
-            for pid in running - held:
-                held.add(pid)
+            held |= running
+            for pid in running:  # again, if another one has let it go on
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGSTOP)
             if attempt < QUICK_ROUNDS:

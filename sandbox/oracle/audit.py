@@ -210,9 +210,7 @@ def rule(timing: Timing, found: Audit, *, replayed: bool = False) -> tuple[Timin
         out stands, even where the reference's are faster than its ordinary ones. One that they do not bear out is held
         against the reference's audited calls like any other.
     """
-    # What memory costs a call is known of the reference alone, so taking it off makes more of a difference than there is.
-    both = found.times_ms(), found.first_times_ms()
-    candidate, reference = max(both, key=lambda pair: pair[1].median / pair[0].median)
+    candidate, reference = max(found.pairs_ms(), key=lambda pair: pair[1].median / pair[0].median)
     most = reference.high / candidate.low
     borne_out = replayed and candidate.low <= SLACK * timing.candidate.median_ms
     if borne_out or timing.speedup <= SLACK * most:

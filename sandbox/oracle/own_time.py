@@ -65,6 +65,8 @@ NO_KERNEL = (
     "0% of the time is in the candidate's own kernels: it has loaded no library that was built from its source "
     "(a C++ module builds its kernels with torch.utils.cpp_extension.load_inline)"
 )
+CORES = os.sched_getaffinity(0)
+"""Where this process may run, before a timing keeps one of its threads to a core."""
 PERIOD_S = 0.002
 SHORTEST_S, USUAL_S, LONGEST_S = 0.25, 1.5, 6.0
 """Looking ends after the first when all is clear, after the second when nothing points to a fig leaf, and after the
@@ -254,7 +256,7 @@ def _go_before_others() -> None:
     sees nobody at work."""
     thread = threading.get_native_id()
     with suppress(OSError):
-        os.sched_setaffinity(thread, range(os.cpu_count() or 1))
+        os.sched_setaffinity(thread, CORES)
     with suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, thread, -10)
 
