@@ -37,6 +37,11 @@ STANDS_FOR = (
     "c10/cuda/CUDAFunctions.h",
 )  # fmt: skip
 """PyTorch's headers in whose place ours stands."""
+BINDS = """#ifndef __CUDACC__
+#include <torch/sandbox_binding.h>
+#endif
+"""
+"""Before the source, or a brace that it leaves open would be said of every header that the binding needs."""
 _LIBRARY = re.compile(r"sandbox_lean|\b(torch|at|c10|caffe2|aten)\b|\bTensor|\b(AT|TORCH|C10|CAFFE|CUDA)_[A-Z_]+|No such file|cannot open source")
 _USING = re.compile(r"using\s+namespace\s+(::)?\s*(torch|at|c10)\b")
 _ERROR = re.compile(r"\berror\b|undefined reference|undefined symbol")
@@ -126,7 +131,7 @@ class LeanRoad:
             shutil.copyfile(path, own / path.name)
         for name in STANDS_FOR:
             (include / name).parent.mkdir(parents=True, exist_ok=True)
-            (include / name).write_text('#include "sandbox_lean/lean.h"\n')
+            (include / name).write_text('#include "sandbox_lean/lean.h"\n' + (BINDS if name == "torch/extension.h" else ""))
         self._headers.write_binding(include / "torch" / "sandbox_binding.h")
 
 
