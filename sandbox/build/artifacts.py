@@ -10,6 +10,8 @@ import os
 import shutil
 import stat
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 DEFAULT_LIMIT_BYTES = 4 << 30
@@ -86,6 +88,21 @@ class ArtifactStore:
 
     def _path(self, key: str) -> Path:
         return self.root / key[:2] / key
+
+
+@contextmanager
+def published_whole(directory: Path) -> Iterator[Path]:
+    """An empty directory beside `directory` to be filled, which takes that name when it is left, and is gone where that fails. Compilers
+    run as other users, so all may read it."""
+    staged = Path(tempfile.mkdtemp(prefix=".new-", dir=directory.parent))
+    try:
+        yield staged
+        for path in (staged, *staged.rglob("*")):
+            path.chmod(0o755 if path.is_dir() else 0o644)
+        os.rename(staged, directory)
+    except BaseException:
+        shutil.rmtree(staged, ignore_errors=True)
+        raise
 
 
 def read_regular_file(path: Path, limit_bytes: int = MAX_ARTIFACT_BYTES) -> bytes:

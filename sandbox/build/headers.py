@@ -22,7 +22,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from sandbox.build.artifacts import ArtifactStore
+from sandbox.build.artifacts import ArtifactStore, published_whole
 from sandbox.build.flags import header_flags
 from sandbox.build.locks import build_lock
 from sandbox.build.toolchain import Toolchain
@@ -161,28 +161,19 @@ class Headers:
             "extension.h.gch",
         ]
         work = Path(tempfile.mkdtemp(prefix="header-", dir=self._scratch))
-        staged = None
         try:
             self._write_lean(work)
-            staged = Path(tempfile.mkdtemp(prefix=".new-", dir=self.root))
-            self._write_lean(staged)
-            precompiled = staged / "torch" / "extension.h.gch"
-            if self._new < MAX_NEW:
-                self._new += 1
-                self.run(
-                    shlex.join(command),
-                    work,
-                    zygote,
-                    lambda: shutil.copyfile(work / precompiled.name, precompiled),
-                )
-            # Compilers run as other users.
-            for path in (staged, *staged.rglob("*")):
-                path.chmod(0o755 if path.is_dir() else 0o644)
-            os.rename(staged, directory)
-        except BaseException:
-            if staged is not None:
-                shutil.rmtree(staged, ignore_errors=True)
-            raise
+            with published_whole(directory) as staged:
+                self._write_lean(staged)
+                precompiled = staged / "torch" / "extension.h.gch"
+                if self._new < MAX_NEW:
+                    self._new += 1
+                    self.run(
+                        shlex.join(command),
+                        work,
+                        zygote,
+                        lambda: shutil.copyfile(work / precompiled.name, precompiled),
+                    )
         finally:
             shutil.rmtree(work, ignore_errors=True)
 

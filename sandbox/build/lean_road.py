@@ -13,7 +13,6 @@ Under the store's `extension-lean`, published whole by one rename:
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import shutil
@@ -22,7 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from sandbox.build.artifacts import ArtifactStore
+from sandbox.build.artifacts import ArtifactStore, published_whole
 from sandbox.build.extension import ExtensionRequest
 from sandbox.build.headers import BASE_FLAGS, PREPARE_S, Headers
 from sandbox.build.locks import build_lock
@@ -100,27 +99,18 @@ class LeanRoad:
         lines = [f"{shlex.join([*command, f'{unit}.cpp', '-o', f'{unit}.o'])} & p{n}=$!" for n, unit in enumerate(units)]
         script = "\n".join([*lines, *(f"wait $p{n} || exit 1" for n in range(len(units)))])
         work = Path(tempfile.mkdtemp(prefix="lean-", dir=self._scratch))
-        staged = None
         try:
             for path in SOURCES.iterdir():
                 if path.suffix in (".h", ".cpp"):
                     shutil.copyfile(path, work / path.name)
-            staged = Path(tempfile.mkdtemp(prefix=".new-", dir=self.root))
-            self._write_headers(staged / "include")
-            found = staged
+            with published_whole(directory) as staged:
+                self._write_headers(staged / "include")
 
-            def collect() -> None:
-                for unit in units:
-                    shutil.copyfile(work / f"{unit}.o", found / f"{unit}.o")
+                def collect() -> None:
+                    for unit in units:
+                        shutil.copyfile(work / f"{unit}.o", staged / f"{unit}.o")
 
-            self._headers.run(script, work, zygote, collect)
-            for path in (staged, *staged.rglob("*")):  # compilers run as other users
-                path.chmod(0o755 if path.is_dir() else 0o644)
-            os.rename(staged, directory)
-        except BaseException:
-            if staged is not None:
-                shutil.rmtree(staged, ignore_errors=True)
-            raise
+                self._headers.run(script, work, zygote, collect)
         finally:
             shutil.rmtree(work, ignore_errors=True)
 

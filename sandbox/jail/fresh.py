@@ -21,8 +21,8 @@ from sandbox.jail.pages import huge_zeros
 from sandbox.jail.tensors import DTYPES, decode
 
 MADV_POPULATE_READ = 22
-READY, DONE, FAILED = b"r", b"d", b"f"
-"""What a runner says to the oracle in the middle of an audited block."""
+READY, GO, DONE, FAILED = b"r", b"g", b"d", b"f"
+"""What a runner (GO: the oracle) says in the middle of an audited block."""
 
 
 class FreshCalls:
@@ -39,7 +39,7 @@ class FreshCalls:
       twice: make every call again afterwards, when its inputs are near.
 
     Attributes:
-      inputs: uint8 [inputs_bytes], written before an order that comes without a descriptor.
+      inputs: uint8 [inputs_bytes], written by the oracle while this process is stopped.
       left: for each call of the last block and each of its outputs the address and the strides.
       warm_ms: time of the calls of `again` together.
     """

@@ -21,7 +21,6 @@ MADV_HUGEPAGE, MADV_COLLAPSE = 14, 25
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 LARGEST_KEPT_BYTES = 32 << 20
 """Larger blocks are new pages each time; glibc allows no more."""
-LARGE_BLOCKS, MOST_BLOCKS = (16 << 20, 4 << 20, 1 << 20, 1 << 18), 64
 MOST_KEPT_BYTES = 128 << 20
 """Freed memory beyond this at the end of the heap is given back."""
 
@@ -70,25 +69,3 @@ def keep_memory() -> None:
     if mallopt is not None:
         mallopt(M_MMAP_THRESHOLD, LARGEST_KEPT_BYTES)
         mallopt(M_TRIM_THRESHOLD, MOST_KEPT_BYTES)
-
-
-def use_up_memory() -> int:
-    """Takes every large block that this process has freed out of reach, and gives the end of the heap back; returns the bytes taken.
-
-    In a process forked from this one such blocks are pages of the usual size, copied one by one when they are first written to, and
-    slower to find than those of a reference that has outgrown them: the same multiplication of 2 MiB took 0.10 to
-    0.16 ms in the one and 0.05 to 0.08 ms in the other. What a child asks for now is new memory, on huge pages.
-    """
-    libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
-    libc.sbrk.restype, libc.sbrk.argtypes = ctypes.c_void_p, [ctypes.c_ssize_t]
-    taken = 0
-    for size in LARGE_BLOCKS:
-        for _ in range(MOST_BLOCKS):
-            end = libc.sbrk(0)
-            block = libc.malloc(size)
-            if not block or libc.sbrk(0) != end or block >= end:
-                libc.free(ctypes.c_void_p(block))
-                break
-            taken += size
-    libc.malloc_trim(0)
-    return taken

@@ -48,7 +48,7 @@ from sandbox.jail.arena_calls import ArenaCalls
 from sandbox.jail.device import Device, make_device
 from sandbox.jail.execution import RunnerError, describe_error, execute_source, seed_torch
 from sandbox.jail.frames import Channel, ChannelClosed, Message
-from sandbox.jail.fresh import DONE, FAILED, READY, FreshCalls
+from sandbox.jail.fresh import DONE, FAILED, GO, READY, FreshCalls
 from sandbox.jail.kernel_call import KernelCall
 from sandbox.jail.tensors import DTYPES, decode, encode, pack, unpack
 
@@ -275,11 +275,11 @@ class Runner:
         return {}, []
 
     def do_time_fresh(self, message: Message) -> tuple[dict, list[torch.Tensor]]:
-        """Says READY, waits for a byte, does the calls, and says DONE with where their outputs lie; each time the oracle stops this
+        """Says READY, waits for GO, does the calls, and says DONE with where their outputs lie; each time the oracle stops this
         process for a moment."""
         assert self.channel is not None
         self.channel.put(READY)
-        self.channel.take(1)
+        self.channel.take(len(GO))
         try:
             with torch.no_grad():
                 span_ms = self.fresh.time(self.call)

@@ -32,7 +32,7 @@ from typing import Any
 
 from sandbox.jail import confine, syscalls
 from sandbox.jail.limits import Limits
-from sandbox.jail.pages import collapse_memory, keep_memory, use_up_memory
+from sandbox.jail.pages import collapse_memory, keep_memory
 from sandbox.jail.plan import Host, JailSetupError, Plan
 from sandbox.jail.processes import end_descendants
 
@@ -65,7 +65,6 @@ def main(arguments: list[str]) -> None:
     gc.collect()
     gc.freeze()
     if arguments[1:]:
-        use_up_memory()
         collapse_memory()
     _reply(control, {"event": "ready"})
     Server(control, host).serve()

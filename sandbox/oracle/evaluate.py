@@ -291,7 +291,7 @@ class Judge:
                 theirs, ours = (placed.enter_context(Placement(pid, cores)) for pid in (candidate.pid, reference.runner.pid))
                 usual = {"slots": trial.slots, "deadline": left, "flushed": on_gpu, "gap_ms": gap_ms}
                 plan, rng = PLANS[options.timing], random.Random(secrets.randbits(64))
-                side = Side(order=candidate.call, placement=theirs, **usual)
+                side: Side
 
                 def timed() -> Timing:
                     nonlocal side
@@ -303,8 +303,8 @@ class Judge:
                     verdict.timing = timed() if on_gpu else reference.calm.timed(timed, plan.tries)
                 _check_rest(watch, verdict)
                 if not on_gpu:
-                    theirs.use(False)  # who looks needs a core too
-                    own_time = own_time_of(job, side, candidate, builds)
+                    with theirs.lifted():  # who looks needs a core too
+                        own_time = own_time_of(job, side, candidate, builds)
                     self._check_late(trial, side)
                     if options.audit:
                         trial.audit(left, fewer=max(1.0, ours.workers / max(1, theirs.workers)))

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from sandbox.jail.frames import Channel, Message
-from sandbox.jail.fresh import DONE, READY
+from sandbox.jail.fresh import DONE, GO, READY
 from sandbox.jail.peek import gather, inside, may_read, read, write
 from sandbox.jail.processes import stopped
 from sandbox.jail.tensors import DTYPES
@@ -105,7 +105,7 @@ class LeftOutputs:
                     start = time.perf_counter()
             except OSError as error:
                 lost.append(self._failing(str(error)))
-            channel.put(READY)
+            channel.put(GO)
             if channel.take(len(DONE)) != DONE:
                 return
             numbers = channel.take(8 * calls * sum(1 + len(entry["shape"]) for entry in self.entries))

@@ -72,6 +72,7 @@ class Placement:
         self._pid, self._cores = pid, list(cores)
         self._before_ns = self._worked_ns() if cores else {}
         self._places: dict[int, int] | None = None
+        self._placed = False
         self.workers = 0
         """How many threads have worked, once that has been looked at."""
 
@@ -86,9 +87,20 @@ class Placement:
         lets all of them go."""
         if placed and self._places is None and self._cores:
             self._places = self._choose()
+        self._placed = placed
         for thread, core in (self._places or {}).items():
             with contextlib.suppress(OSError):  # it has ended, or is not ours to move
                 os.sched_setaffinity(thread, {core} if placed else self._cores)
+
+    @contextlib.contextmanager
+    def lifted(self) -> Iterator[None]:
+        """Within it all threads are let go; then they are as they were."""
+        placed = self._placed
+        self.use(False)
+        try:
+            yield
+        finally:
+            self.use(placed)
 
     def _choose(self) -> dict[int, int]:
         """A process may have thread pools that rest, of a second OpenMP runtime for one: only those that work get a core."""

@@ -1,6 +1,7 @@
 """All attacks that have a meaning on a CPU."""
 
 from tests.redteam import (
+    attacks_audit,
     attacks_channel,
     attacks_clock,
     attacks_comparison,
@@ -21,5 +22,6 @@ CASES = [
     *attacks_channel.CASES,
     *attacks_harness.CASES,
     *attacks_resources.CASES,
+    *attacks_audit.CASES,
     *attacks_own.CASES,
 ]

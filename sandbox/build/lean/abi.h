@@ -38,7 +38,6 @@ int64_t sandbox_lean_integer_item(void* tensor);
 void* sandbox_lean_empty(const int64_t* sizes, int64_t dimensions, SandboxLeanOptions options);
 void* sandbox_lean_full(const int64_t* sizes, int64_t dimensions, double value, SandboxLeanOptions options);
 void* sandbox_lean_random(const int64_t* sizes, int64_t dimensions, bool normal, SandboxLeanOptions options);
-void* sandbox_lean_arange(double start, double end, double step, SandboxLeanOptions options);
 void* sandbox_lean_empty_like(void* tensor, SandboxLeanOptions options);
 void* sandbox_lean_full_like(void* tensor, double value, SandboxLeanOptions options);
 void* sandbox_lean_to(void* tensor, SandboxLeanOptions options, bool non_blocking, bool copy);

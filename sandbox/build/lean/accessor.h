@@ -53,11 +53,7 @@ class GenericPackedTensorAccessor {
   SANDBOX_LEAN_HD Index stride(Index dimension) const { return strides_[dimension]; }
   SANDBOX_LEAN_HD PtrType data() const { return data_; }
   SANDBOX_LEAN_HD decltype(auto) operator[](Index index) const {
-    if constexpr (N == 1) {
-      return (data_[strides_[0] * index]);
-    } else {
-      return TensorAccessor<T, N - 1, Traits, Index>(data_ + strides_[0] * index, sizes_ + 1, strides_ + 1);
-    }
+    return TensorAccessor<T, N, Traits, Index>(data_, sizes_, strides_)[index];
   }
 
  private:

@@ -92,9 +92,6 @@ void* sandbox_lean_random(const int64_t* sizes, int64_t dimensions, bool normal,
   const auto shape = list(sizes, dimensions);
   return give(normal ? torch::randn(shape, options_of(options)) : torch::rand(shape, options_of(options)));
 }
-void* sandbox_lean_arange(double start, double end, double step, SandboxLeanOptions options) {
-  return give(torch::arange(start, end, step, options_of(options)));
-}
 void* sandbox_lean_empty_like(void* tensor, SandboxLeanOptions options) { return give(torch::empty_like(as(tensor), options_of(options))); }
 void* sandbox_lean_full_like(void* tensor, double value, SandboxLeanOptions options) {
   return give(torch::full_like(as(tensor), value, options_of(options)));

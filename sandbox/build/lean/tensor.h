@@ -185,8 +185,6 @@ using TensorList = ArrayRef<Tensor>;
   inline Tensor name(const Tensor& self, int64_t dim) { return self.name(dim); }
 #define SANDBOX_LEAN_TWO_DIMS_FUNCTION(name) \
   inline Tensor name(const Tensor& self, int64_t first, int64_t second) { return self.name(first, second); }
-#define SANDBOX_LEAN_LIST_FUNCTION(name) \
-  inline Tensor name(const Tensor& self, IntArrayRef sizes) { return self.name(sizes); }
 SANDBOX_LEAN_UNARY(SANDBOX_LEAN_UNARY_FUNCTION)
 SANDBOX_LEAN_BINARY(SANDBOX_LEAN_BINARY_FUNCTION)
 SANDBOX_LEAN_SCALAR(SANDBOX_LEAN_SCALAR_FUNCTION)
