@@ -109,8 +109,13 @@ def test_threads_that_work_get_a_core_each_unless_there_are_too_many_and_are_let
             other.use(True)
             assert cores_of(few) == [{CORES[0]}, {CORES[1]}, *[set(CORES)] * 3]
             assert cores_of(many) == [set(CORES)] * (len(CORES) + 4)
+            with one.lifted(), other.lifted():
+                assert cores_of(few) == [set(CORES)] * 5
+            assert cores_of(few) == [{CORES[0]}, {CORES[1]}, *[set(CORES)] * 3], "as before"
             one.use(False)
-            assert cores_of(few) == [set(CORES)] * 5
+            with one.lifted():
+                pass
+            assert cores_of(few) == [set(CORES)] * 5, "as before"
             one.use(True)
         assert cores_of(few) == [set(CORES)] * 5
         with Placement(few.pid, []) as nowhere:
