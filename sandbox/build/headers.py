@@ -20,11 +20,13 @@ import shlex
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from sandbox.build.artifacts import ArtifactStore, published_whole
 from sandbox.build.flags import header_flags
 from sandbox.build.locks import build_lock
+from sandbox.build.logs import first_errors
 from sandbox.build.toolchain import Toolchain
 from sandbox.jail.faults import JailMemory, JailTimeout
 from sandbox.jail.limits import Limits
@@ -69,6 +71,14 @@ _SYMBOL = ["constexpr", "Symbol"]
 _SYMBOL_SCOPES = {"attr", "prim", "aten", "onnx"}
 """Namespaces of thousands of symbols, called `n` or `weight`, that take the namespace's name to get at."""
 _TOKEN = re.compile(r'"(?:[^"\\\n]|\\.)*"|[A-Za-z_]\w*|[{}();]')
+
+
+@dataclass(frozen=True)
+class Failed:
+    """Why a one-time step failed. `passing`: for want of time or memory, so that it may succeed another time."""
+
+    why: str
+    passing: bool
 
 
 class Headers:
@@ -177,20 +187,25 @@ class Headers:
         finally:
             shutil.rmtree(work, ignore_errors=True)
 
-    def run(self, script: str, work: Path, zygote: Zygote, collect: Callable[[], object]) -> bool:
-        """Runs a script in a compile jail; calls `collect` while its files are there, if it succeeded."""
+    def run(self, script: str, work: Path, zygote: Zygote, collect: Callable[[], object]) -> Failed | None:
+        """Runs a script in a compile jail; calls `collect` while its files are there, if it succeeded. Returns why it did not.
+
+        Raises:
+          OSError: no space on the disk.
+        """
         limits = Limits(memory_bytes=MEMORY_BYTES, file_bytes=FILE_BYTES)
         with zygote.execute(["/bin/sh", "-c", script], limits, MEMORY_BYTES, work) as process:
             try:
                 end = process.wait(PREPARE_S)
-            except (JailTimeout, JailMemory):
-                return False
-            if "No space left on device" in process.capture.text():
+            except (JailTimeout, JailMemory) as error:
+                return Failed(str(error), passing=True)
+            said = process.capture.text()
+            if "No space left on device" in said:
                 raise OSError(28, "No space left on device")
             if end.code != 0 or end.signal != 0:
-                return False
+                return Failed(first_errors(said).strip() or str(end), passing=end.signal != 0)
             collect()
-            return True
+            return None
 
     def _names_beyond(self, zygote: Zygote) -> set[str] | None:
         """Names at namespace scope and macros of PyTorch's whole header less those of the lean one, or None
@@ -216,10 +231,10 @@ class Headers:
                     )
                     found.append(names_at_namespace_scope(code) | set(macros))
 
-            done = self.run(script, work, zygote, collect)
+            failed = self.run(script, work, zygote, collect)
         finally:
             shutil.rmtree(work, ignore_errors=True)
-        return (found[0] - found[1]) | _SYMBOL_SCOPES if done else None
+        return (found[0] - found[1]) | _SYMBOL_SCOPES if failed is None else None
 
     def _publish_text(self, path: Path, text: str) -> None:
         handle, temporary = tempfile.mkstemp(prefix=".new-", dir=self.root)

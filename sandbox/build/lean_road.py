@@ -8,11 +8,12 @@ installation of PyTorch (`lean/support.cpp`) and linked into every extension. Wh
 Under the store's `extension-lean`, published whole by one rename:
 
     <key>/include/...   the header, under its own name and those of PyTorch's headers
-    <key>/support.o, and support_cuda.o where there is CUDA
+    <key>/support.o, and support_cuda.o where there is CUDA; or <key>/problem.txt: why they do not compile here
 """
 
 from __future__ import annotations
 
+import logging
 import re
 import shlex
 import shutil
@@ -28,6 +29,8 @@ from sandbox.build.locks import build_lock
 from sandbox.build.toolchain import Cuda, Toolchain
 from sandbox.jail.spawn import Zygote
 
+log = logging.getLogger("sandbox.build")
+PROBLEM = "problem.txt"
 SOURCES = Path(__file__).with_name("lean")
 STANDS_FOR = (
     "torch/extension.h", "torch/types.h", "torch/torch.h", "torch/all.h", "torch/script.h", "ATen/ATen.h", "ATen/Dispatch.h",
@@ -67,6 +70,8 @@ class LeanRoad:
     ):
         self.root = store.root / "extension-lean"
         self._toolchain, self._scratch, self._pause, self._headers = toolchain, scratch, pause, headers
+        self.problem: str | None = None
+        """Why the road was not there when it was last asked for."""
 
     @property
     def identity(self) -> str:
@@ -78,41 +83,53 @@ class LeanRoad:
         return bool(request.functions) and not request.files and not request.needs_plain_road
 
     def prepare(self, cuda: Cuda | None, zygote: Zygote) -> Lean | None:
-        """The directory, made at the first call; None where the support library does not compile (another PyTorch).
+        """The directory, made at the first call; None where the support library does not compile (another PyTorch), with the reason
+        in `problem`. What failed for want of time or memory is tried again at the next call.
 
         Raises:
           OSError: no space on the disk.
         """
         parts = ["lean road 1", self.identity, self._toolchain.identity, cuda.identity if cuda else ""]
         directory = self.root / ArtifactStore.key(*parts)
+        self.problem = None
         if not directory.exists():
             with build_lock(self.root / "locks" / directory.name, PREPARE_S, self._pause):
                 if not directory.exists():
                     self._make(directory, cuda, zygote)
-        objects = tuple(sorted(directory.glob("*.o")))
-        return Lean(directory / "include", objects) if objects else None
+        if self.problem is None and (directory / PROBLEM).exists():
+            self.problem = (directory / PROBLEM).read_text()
+        return None if self.problem else Lean(directory / "include", tuple(sorted(directory.glob("*.o"))))
 
-    def _make(self, directory: Path, cuda: Cuda | None, zygote: Zygote) -> None:
+    def _make(self, target: Path, cuda: Cuda | None, zygote: Zygote) -> None:
+        """Publishes `target`, or sets `problem`."""
         units = ["support", *(["support_cuda"] if cuda else [])]
         includes = self._headers.include_flags() + (["-isystem", str(cuda.home / "include")] if cuda else [])
         command = [self._toolchain.compiler.path, *BASE_FLAGS, "-O2", *includes, "-c"]
         lines = [f"{shlex.join([*command, f'{unit}.cpp', '-o', f'{unit}.o'])} & p{n}=$!" for n, unit in enumerate(units)]
         script = "\n".join([*lines, *(f"wait $p{n} || exit 1" for n in range(len(units)))])
-        work = Path(tempfile.mkdtemp(prefix="lean-", dir=self._scratch))
+        work, made = (Path(tempfile.mkdtemp(prefix=f"lean-{what}-", dir=self._scratch)) for what in ("work", "made"))
         try:
             for path in SOURCES.iterdir():
                 if path.suffix in (".h", ".cpp"):
                     shutil.copyfile(path, work / path.name)
-            with published_whole(directory) as staged:
+
+            def collect() -> None:
+                for unit in units:
+                    shutil.copyfile(work / f"{unit}.o", made / f"{unit}.o")
+
+            failed = self._headers.run(script, work, zygote, collect)
+            if failed is not None:
+                self.problem = failed.why
+                log.warning("the lean road's support library does not compile, builds are slower: %s", failed.why)
+                if failed.passing:
+                    return
+                (made / PROBLEM).write_text(failed.why)
+            with published_whole(target) as staged:
+                shutil.copytree(made, staged, dirs_exist_ok=True)
                 self._write_headers(staged / "include")
-
-                def collect() -> None:
-                    for unit in units:
-                        shutil.copyfile(work / f"{unit}.o", staged / f"{unit}.o")
-
-                self._headers.run(script, work, zygote, collect)
         finally:
-            shutil.rmtree(work, ignore_errors=True)
+            for directory in (work, made):
+                shutil.rmtree(directory, ignore_errors=True)
 
     def _write_headers(self, include: Path) -> None:
         own = include / "sandbox_lean"

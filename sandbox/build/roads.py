@@ -43,7 +43,8 @@ Road = Literal["lean", "fast", "plain"]
 CPP_MEMORY_BYTES = 4 << 30
 CUDA_MEMORY_BYTES = 10 << 30
 FILE_BYTES = 512 << 20
-LEAN_VARIABLE = "SANDBOX_LEAN"
+ROADS: tuple[Road, ...] = get_args(Road)
+ROADS_VARIABLE = "SANDBOX_ROADS"
 PRUNED_OF_256 = 4
 """One build in 64 also deletes what the store holds beyond its limit."""
 _IN_BINDING = re.compile(r"\S*sandbox_binding\.(h|cpp):\d+:\d+: error:")
@@ -55,19 +56,17 @@ _QUOTED, _NAME, _MACRO = (
 )
 
 
-LeanSources = Literal["none", "cpp", "all"]
-
-
-def lean_sources() -> LeanSources:
-    """Which sources take the lean road here: C++ alone, unless the environment's SANDBOX_LEAN says "none" or "all" (CUDA too).
+def allowed_roads() -> tuple[Road, ...]:
+    """Those that builds may take here, fastest first: all, unless the environment's SANDBOX_ROADS names some ("fast,plain").
 
     Raises:
-      BuildUnavailable: it says something else.
+      BuildUnavailable: it names others, or leaves out the plain one, which alone builds all that can be built.
     """
-    said = os.environ.get(LEAN_VARIABLE) or "cpp"
-    if said not in get_args(LeanSources):
-        raise BuildUnavailable(f"{LEAN_VARIABLE}={said!r}: none, cpp and all are known")
-    return said
+    said = os.environ.get(ROADS_VARIABLE)
+    named = set(re.split(r"[,\s]+", said.strip())) if said else set(ROADS)
+    if not named <= set(ROADS) or "plain" not in named:
+        raise BuildUnavailable(f"{ROADS_VARIABLE}={said!r}: name some of {', '.join(ROADS)}, with plain among them")
+    return tuple(road for road in ROADS if road in named)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +88,7 @@ class BuiltExtension:
     cached: bool
     seconds: float
     kernels: tuple[OwnKernel, ...]
+    slow_for: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,8 +125,7 @@ class ExtensionBuilder:
       pause: sleeps while another builder is at it; may raise to break off.
       excess: asked now and then while a compiler runs whether the process that asked for the build takes too
         much of something; a text ends the build.
-      plain_only: take no other road than the plain one, to measure or compare it.
-      lean: which sources may take the lean road.
+      roads: that builds may take, the plain one among them.
     """
 
     def __init__(
@@ -138,17 +137,16 @@ class ExtensionBuilder:
         arch: str | None = None,
         pause: Callable[[float], None] = time.sleep,
         excess: Callable[[], str | None] = lambda: None,
-        plain_only: bool = False,
-        lean: LeanSources = "cpp",
+        roads: tuple[Road, ...] = ROADS,
     ):
         self._store, self._zygote, self._scratch, self._arch = store, zygote, scratch, arch
-        self._pause, self._excess, self._plain_only = pause, excess, plain_only
+        self._pause, self._excess = pause, excess
         self.spent_s = 0.0
         """Time that compilers have worked for the requests so far, failed ones too; without one-time steps
         and waiting for others."""
         self._toolchain = find_toolchain()
         self._headers = Headers(store, self._toolchain, scratch, pause)
-        self._lean_road, self._lean = LeanRoad(store, self._toolchain, scratch, pause, self._headers), lean
+        self._lean_road, self._allowed = LeanRoad(store, self._toolchain, scratch, pause, self._headers), roads
 
     def build(self, request: ExtensionRequest, timeout_s: float) -> BuiltExtension:
         """The library of a request, from the store or built now; identical requests are built once.
@@ -179,7 +177,7 @@ class ExtensionBuilder:
     def key(self, request: ExtensionRequest) -> str:
         """The content address of a request on this machine."""
         cuda = self._cuda(request)
-        tools = [self._toolchain.identity, self._headers.identity, self._lean_road.identity, self._lean]
+        tools = [self._toolchain.identity, self._headers.identity, self._lean_road.identity, *self._allowed]
         if cuda is not None:
             tools += [cuda.identity, str(self._arch)]
         return request.key("extension 1", *tools)
@@ -238,14 +236,14 @@ class ExtensionBuilder:
             cached=False,
             seconds=self.spent_s - before_s,
             kernels=kernels,
+            slow_for=self._lean_road.problem or "",
         )
 
     def _roads(self, request: ExtensionRequest) -> list[Road]:
         """Those to be tried, the last one in any case able to build what can be built."""
-        if self._plain_only or request.needs_plain_road or not self._toolchain.fast_binding:
+        if request.needs_plain_road or not self._toolchain.fast_binding:
             return ["plain"]
-        lean = self._lean == "all" or self._lean == "cpp" and not request.with_cuda
-        return ["lean", "fast", "plain"] if lean and self._lean_road.takes(request) else ["fast", "plain"]
+        return [road for road in self._allowed if road != "lean" or self._lean_road.takes(request)]
 
     def _way(self, road: Road, request: ExtensionRequest, cuda: Cuda | None) -> Way | None:
         """What a road's compilers need; None for a road that this installation of PyTorch does not have."""

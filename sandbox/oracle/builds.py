@@ -95,7 +95,8 @@ class Builds:
             self._taken_s += time.monotonic() - start
         self._built.append(built)
         how = "found in the cache, built" if built.cached else f"built in {built.seconds:.1f} s"
-        self._notes.append(f"extension '{name}': {how} by the {built.road} road")
+        slow = f" (the lean one cannot be used on this machine: {built.slow_for})" if built.slow_for else ""
+        self._notes.append(f"extension '{name}': {how} by the {built.road} road{slow}")
         self._reports.append(Build(name=name, road=built.road, cached=built.cached, seconds=time.monotonic() - start))
         library = sealed_copy(built.path)
         self.book_library(library)

@@ -2,20 +2,21 @@
 
 Other machines' work on the same host slows memory and caches for seconds, and not everybody alike: four elementwise operations of
 the reference were seen to take 0.29 to 0.42 ms while one fused kernel stayed at 0.124 to 0.132. So a reference is compared with
-what it usually took in earlier evaluations, a candidate with its own in the timings of one evaluation; and since unrest only ever
-adds to a time, of several timings each side's calmest counts.
+what it took in the calmer ones of earlier timings, a candidate with its own in the timings of one evaluation; and since unrest only
+ever adds to a time, of several timings each side's calmest counts.
 """
 
 from __future__ import annotations
 
-import statistics
 from collections import deque
 from collections.abc import Callable, Sequence
 
 from sandbox.protocol import Span, Timing
 from sandbox.verdict.timing import MOST_UNREST, is_noisy
 
-REMEMBERED = 32
+REMEMBERED = 256
+CALM_QUARTER = 4
+"""Of the remembered times the fastest one in four are calm: a host that is busy for minutes must not pass for the usual one."""
 
 
 class Calm:
@@ -53,9 +54,10 @@ class Calm:
         return first.model_copy(update=update)
 
     def _unrest(self, timings: Sequence[Timing]) -> float:
-        """The larger of two ratios: of the reference's calmest time here to its usual one, whichever is larger over the other, and of
-        the candidate's second calmest to its calmest."""
-        eager_ms, usual_ms = min(_eager(timing).median_ms for timing in timings), statistics.median(self._recent_ms)
+        """The larger of two ratios: of the reference's calmest time here to that of calm timings, whichever is larger over the other,
+        and of the candidate's second calmest to its calmest."""
+        eager_ms = min(_eager(timing).median_ms for timing in timings)
+        usual_ms = sorted(self._recent_ms)[(len(self._recent_ms) - 1) // CALM_QUARTER]
         own_ms = sorted(timing.candidate.median_ms for timing in timings)
         return max(eager_ms / usual_ms, usual_ms / eager_ms, own_ms[min(1, len(own_ms) - 1)] / own_ms[0])
 

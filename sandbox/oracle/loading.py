@@ -18,7 +18,7 @@ import torch
 from sandbox.build import BuildFailed, BuildUnavailable
 from sandbox.build.artifacts import ArtifactStore, sealed_copy
 from sandbox.build.cpp import build_kernel
-from sandbox.build.roads import ExtensionBuilder, lean_sources
+from sandbox.build.roads import ExtensionBuilder, allowed_roads
 from sandbox.build.triton import CompileReport
 from sandbox.jail import nvml
 from sandbox.jail.arena import ArenaError
@@ -194,7 +194,7 @@ class Loader:
             arch=device_arch(job.task.device),
             pause=self._pause,
             excess=lambda: excess_of(runner),
-            lean=lean_sources(),
+            roads=allowed_roads(),
         )
 
     def _pause(self, seconds: float) -> None:

@@ -109,11 +109,11 @@ def measure(zygote: Zygote, scratch: Path, options: argparse.Namespace) -> dict:
     """All samples, and their medians by road."""
     began = provenance()
     parts = {"zygote": zygote, "scratch": scratch}
-    lean = ExtensionBuilder(store=ArtifactStore(scratch / "lean"), lean="all", **parts)
-    fast = ExtensionBuilder(store=ArtifactStore(scratch / "fast"), lean="none", **parts)
+    lean = ExtensionBuilder(store=ArtifactStore(scratch / "lean"), **parts)
+    fast = ExtensionBuilder(store=ArtifactStore(scratch / "fast"), roads=("fast", "plain"), **parts)
     one_time = {road: timed_build(of, "int warm_up() { return NUMBER; }", ["warm_up"]) for road, of in (("lean", lean), ("fast", fast))}
     samples = []
-    plain = ExtensionBuilder(store=ArtifactStore(scratch / "plain"), plain_only=True, **parts)
+    plain = ExtensionBuilder(store=ArtifactStore(scratch / "plain"), roads=("plain",), **parts)
     for builder, repeats in ((lean, options.repeats), (fast, options.repeats), (plain, options.plain_repeats)):
         for _ in range(repeats):
             for name, (functions, source) in SOURCES.items():

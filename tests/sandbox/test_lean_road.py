@@ -11,7 +11,7 @@ from sandbox.build.artifacts import ArtifactStore
 from sandbox.build.cuda import compile_command, find_cuobjdump
 from sandbox.build.extension import parse_request
 from sandbox.build.lean_road import SOURCES, STANDS_FOR, LeanRoad, in_pytorchs_words, may_differ
-from sandbox.build.roads import LEAN_VARIABLE, ExtensionBuilder, lean_sources
+from sandbox.build.roads import ROADS, ROADS_VARIABLE, ExtensionBuilder, allowed_roads
 from sandbox.build.toolchain import find_cuda, find_toolchain
 from tests.sandbox.helpers import needs_extensions
 
@@ -42,18 +42,28 @@ def test_names_that_may_come_from_pytorch_are_tried_on_the_next_road():
     assert in_pytorchs_words("no member 'x' in 'sandbox_lean::Tensor'") == "no member 'x' in 'at::Tensor'"
 
 
-@pytest.mark.parametrize(("said", "means"), [(None, "cpp"), ("", "cpp"), ("none", "none"), ("all", "all")])
-def test_which_sources_take_the_road_can_be_chosen(monkeypatch, said, means):
-    monkeypatch.delenv(LEAN_VARIABLE, raising=False)
+@pytest.mark.parametrize(
+    ("said", "means"),
+    [
+        (None, ("lean", "fast", "plain")),
+        ("", ("lean", "fast", "plain")),
+        ("plain", ("plain",)),
+        ("plain, fast", ("fast", "plain")),
+        ("plain,lean", ("lean", "plain")),
+    ],
+)
+def test_which_roads_builds_take_can_be_chosen(monkeypatch, said, means):
+    monkeypatch.delenv(ROADS_VARIABLE, raising=False)
     if said is not None:
-        monkeypatch.setenv(LEAN_VARIABLE, said)
-    assert lean_sources() == means
+        monkeypatch.setenv(ROADS_VARIABLE, said)
+    assert allowed_roads() == means
 
 
-def test_another_choice_is_refused_by_name(monkeypatch):
-    monkeypatch.setenv(LEAN_VARIABLE, "cuda")
-    with pytest.raises(BuildUnavailable, match="SANDBOX_LEAN='cuda': none, cpp and all"):
-        lean_sources()
+@pytest.mark.parametrize("said", ["lean", "lean,fast", "plain,highway"])
+def test_another_choice_is_refused_by_name(monkeypatch, said):
+    monkeypatch.setenv(ROADS_VARIABLE, said)
+    with pytest.raises(BuildUnavailable, match=f"SANDBOX_ROADS='{said}': name some of lean, fast, plain, with plain"):
+        allowed_roads()
 
 
 def test_every_function_that_the_header_calls_is_defined_in_the_support_library():
@@ -66,19 +76,19 @@ def test_every_function_that_the_header_calls_is_defined_in_the_support_library(
 
 @needs_extensions
 @pytest.mark.parametrize(
-    ("changes", "lean", "roads"),
+    ("changes", "allowed", "roads"),
     [
-        ({}, "cpp", ["lean", "fast", "plain"]),
-        ({}, "none", ["fast", "plain"]),
-        ({"cuda_sources": "int g;"}, "cpp", ["fast", "plain"]),
-        ({"cuda_sources": "int g;"}, "all", ["lean", "fast", "plain"]),
-        ({"functions": None}, "all", ["fast", "plain"]),
-        ({"cpp_sources": "#include <pybind11/pybind11.h>"}, "all", ["plain"]),
-        ({"with_pytorch_error_handling": False}, "all", ["plain"]),
+        ({}, ROADS, ["lean", "fast", "plain"]),
+        ({}, ("fast", "plain"), ["fast", "plain"]),
+        ({}, ("plain",), ["plain"]),
+        ({"cuda_sources": "int g;"}, ROADS, ["lean", "fast", "plain"]),
+        ({"functions": None}, ROADS, ["fast", "plain"]),
+        ({"cpp_sources": "#include <pybind11/pybind11.h>"}, ROADS, ["plain"]),
+        ({"with_pytorch_error_handling": False}, ROADS, ["plain"]),
     ],
 )
-def test_it_takes_what_is_bound_by_us_and_asks_for_nothing_by_name(tmp_path, changes, lean, roads):
-    builder = ExtensionBuilder(store=ArtifactStore(tmp_path / "store"), zygote=None, scratch=tmp_path, lean=lean)
+def test_it_takes_what_is_bound_by_us_and_asks_for_nothing_by_name(tmp_path, changes, allowed, roads):
+    builder = ExtensionBuilder(store=ArtifactStore(tmp_path / "store"), zygote=None, scratch=tmp_path, roads=allowed)
     assert builder._roads(request("int f();", **changes)) == roads
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from sandbox.jail.frames import Message
 from sandbox.jail.processes import stopped
-from sandbox.oracle.calm import REMEMBERED, Calm
+from sandbox.oracle.calm import CALM_QUARTER, REMEMBERED, Calm
 from sandbox.oracle.clock import Side
 from sandbox.oracle.steady import Placement, awake, steady
 from sandbox.protocol import Span, Timing
@@ -192,4 +192,14 @@ def test_a_machine_that_has_become_slower_is_calm_again_in_the_end():
         timed(calm, timing(1.0), tries=1)
     rng = random.Random(0)
     answers = [timed(calm, timing(3.0 + 0.1 * rng.random()), tries=1)[0].noisy for _ in range(REMEMBERED)]
-    assert all(answers[: REMEMBERED // 2 - 1]) and not any(answers[REMEMBERED // 2 + 1 :])
+    turns = REMEMBERED * (CALM_QUARTER - 1) // CALM_QUARTER
+    assert all(answers[: turns - 1]) and not any(answers[turns + 1 :])
+
+
+def test_a_host_that_is_busy_most_of_the_time_does_not_pass_for_a_calm_one():
+    calm = Calm()
+    for _ in range(8):
+        timed(calm, timing(1.0), timing(1.01), tries=2)
+        busy = [timed(calm, timing(1.3 + 0.02 * n), timing(1.3 + 0.02 * n), tries=2)[0] for n in range(2)]
+        assert all(found.noisy and found.unrest > 1.25 for found in busy)
+    assert not timed(calm, timing(1.02, 0.5), timing(1.0, 0.5), tries=2)[0].noisy
