@@ -129,13 +129,14 @@ class CudaDevice:
     _pause_ms: float = MAX_PAUSE_MS / 4
     _cycles_per_ms: float = CYCLES_PER_MS
     _defaults: tuple[bool, bool] = (False, True)
+    _watching: bool = False
 
     def refuse(self, source: str, dtype: str) -> str | None:
         """A GPU judges everything."""
         return None
 
     def before_load(self) -> None:
-        """Gives Triton's compiler private directories; CUDA stays untouched.
+        """Gives Triton's compiler private directories and, for its kernels, a watch; CUDA stays untouched.
 
         Raises:
             RuntimeError: The driver is missing, or the GPU is not visible.
@@ -154,30 +155,67 @@ class CudaDevice:
             self._watch_triton(private)
 
     def setup(self) -> None:
-        """Opens the CUDA context and bounds the allocator.
+        """Opens the device if it is not open, and takes what the loaded code says of TF32 as what timing runs with.
 
         Raises:
             RuntimeError: The GPU cannot be opened; the text says why.
         """
         import torch
 
+        self.open()
+        if "triton" in sys.modules:
+            self._watch_triton(Path(os.environ.get("TMPDIR") or os.getcwd()))
+        self._defaults = (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32)
+        self._set_tf32(False, False)
+
+    def open(self) -> None:
+        """Opens the CUDA context and bounds the allocator, once.
+
+        Raises:
+            RuntimeError: The GPU cannot be opened; the text says why.
+        """
+        import torch
+
+        if self._flush is not None:
+            return
         if not torch.cuda.is_available():
             raise RuntimeError(f"{self.name}: PyTorch sees no GPU (driver missing, or a CPU build of torch)")
         torch.cuda.set_device(torch.device(self.name))
         torch.cuda.set_stream(torch.cuda.ExternalStream(_PER_THREAD_STREAM, device=torch.device(self.name)))
         torch.cuda.set_per_process_memory_fraction(memory_share())
-        if "triton" in sys.modules and not self._triton:
-            self._watch_triton(Path(os.environ.get("TMPDIR") or os.getcwd()))
-        self._defaults = (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32)
-        self._set_tf32(False, False)
         properties = torch.cuda.get_device_properties(torch.device(self.name))
         size_bytes = max(2 * properties.L2_cache_size, _MIN_FLUSH_BYTES)
-        self._driver = ctypes.CDLL("libcuda.so.1")
-        self._flush = torch.zeros(size_bytes // 4, dtype=torch.float32, device=self.name)
+        self._driver = ctypes.CDLL("libcuda.so.1", mode=ctypes.RTLD_GLOBAL)  # Triton's launchers look for it there
         self._flushed = torch.empty((), dtype=torch.float32, device=self.name)
         self._cycles_per_ms = (
             float(properties.clock_rate) if hasattr(properties, "clock_rate") else CYCLES_PER_MS
         )
+        self._flush = torch.zeros(size_bytes // 4, dtype=torch.float32, device=self.name)
+
+    def warm_up(self) -> None:
+        """Opens the device before there is anything to load, and does once what every evaluation does: code of the driver's, of
+        PyTorch's and of Triton's is loaded at its first use.
+
+        Raises:
+            RuntimeError: The GPU cannot be opened; the text says why.
+        """
+        import torch
+
+        self.before_load()
+        self.open()
+        one = torch.arange(8, dtype=torch.float32, device=self.name)
+        torch.equal(one, one.clone())
+        torch.equal(one.view(torch.int64), one.clone().view(torch.int64))
+        float((torch.nan_to_num(one.to(torch.float64)) - one.to(torch.float64)).abs().max())
+        self._clear_caches()
+        torch.cuda._sleep(1)
+        for event in _event_pair():
+            event.record()
+        if "triton" in sys.modules:
+            from triton.runtime import driver
+
+            driver.active.get_current_device()
+        self.synchronize()
 
     def to_device(self, tensor: Any) -> Any:
         """A contiguous copy of a host tensor in memory of its own."""
@@ -310,6 +348,9 @@ class CudaDevice:
 
     def _watch_triton(self, private: Path) -> None:
         """Records each kernel that Triton loads from a function defined in the job's own files."""
+        if self._watching:
+            return
+        self._watching = True
         from triton.compiler import compiler
 
         generated = os.environ.get("TORCHINDUCTOR_CACHE_DIR", "\0")
@@ -318,12 +359,14 @@ class CudaDevice:
         def load_and_record(kernel: Any) -> None:
             fresh = kernel.module is None
             load(kernel)
+            if not fresh:  # asked at every launch
+                return
             function = getattr(getattr(kernel.src, "fn", None), "fn", None)
             path = os.path.realpath(function.__code__.co_filename) if function is not None else ""
             ours = path.startswith(os.path.realpath(private) + os.sep) and not path.startswith(
                 os.path.realpath(generated)
             )
-            if fresh and ours:
+            if ours:
                 self._triton.append(
                     OwnKernel(
                         name=kernel.name,

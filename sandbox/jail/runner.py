@@ -8,6 +8,7 @@ believes nothing it reads from a reply beyond what it can check itself.
 
     load_reference source entry_point dtype device seed      -> arguments, init (encoded), state names +
     tensors load_module    source entry_point dtype device language seed init
+    warm           device                                    (opens it before there is anything to load)
     load_kernel    outputs is_tuple device + state tensors   (the library is file descriptor 4)
     inputs         seed slot                                 -> args (encoded) + tensors    [reference only]
     open_arena     bytes + descriptor                        (shared device memory: see `sandbox.jail.arena`)
@@ -43,7 +44,7 @@ from typing import Any
 
 import torch
 
-from sandbox.jail import arena, bulk, extensions
+from sandbox.jail import arena, bulk, extensions, launchers
 from sandbox.jail.arena_calls import ArenaCalls
 from sandbox.jail.device import Device, make_device
 from sandbox.jail.execution import RunnerError, describe_error, execute_source, seed_torch
@@ -62,6 +63,7 @@ def main(channel_fd: int, nonce: str, file_fds: Sequence[int]) -> None:
     channel = Channel(socket.socket(fileno=channel_fd), nonce, max_fds=MAX_FDS, max_held_bytes=bulk.UNBOUNDED)
     conversation = extensions.Conversation(channel)
     extensions.install(conversation)
+    launchers.install(conversation)
     runner = Runner(channel)
     while True:
         try:
@@ -101,6 +103,7 @@ class Runner:
         self.pool: Any = None
         self.refused = ""
         self.arena_calls: Any = None
+        self.draws_on_device = False
         self.fresh: FreshCalls
 
     def carry(self, tensors: list[torch.Tensor], *, wanted: bool) -> tuple[dict, list[memoryview]]:
@@ -133,6 +136,7 @@ class Runner:
                 f"{order['entry_point']} and the functions get_inputs() and get_init_inputs()",
             )
         self.get_inputs = namespace["get_inputs"]
+        self.draws_on_device = self.device.name != "cpu"
         seed_torch(order["seed"], self.device.name)
         init = namespace["get_init_inputs"]()
         self.device.setup()
@@ -172,8 +176,7 @@ class Runner:
         return {"honest_clock": self.device.honest_clock}, []
 
     def do_inputs(self, message: Message) -> tuple[dict, list[torch.Tensor]]:
-        seed_torch(message.header["seed"], self.device.name)
-        args = self.get_inputs()
+        args = self._drawn(message.header["seed"])
         if not isinstance(args, (list, tuple)):
             raise RunnerError(
                 "task_rejected", f"get_inputs() returned {type(args).__name__}, a list is needed"
@@ -183,6 +186,19 @@ class Runner:
         tensors: list[torch.Tensor] = []
         encoded = encode(placed, tensors)
         return {"args": encoded}, tensors
+
+    def _drawn(self, seed: int) -> Any:
+        """What the task's `get_inputs` returns, drawn on the device unless the function can't: millions of random numbers take a
+        GPU no time and a core a tenth of a second."""
+        if self.draws_on_device:
+            seed_torch(seed, self.device.name)
+            try:
+                with torch.device(self.device.name):
+                    return self.get_inputs()
+            except Exception:
+                self.draws_on_device = False
+        seed_torch(seed, self.device.name)
+        return self.get_inputs()
 
     def do_open_arena(self, message: Message) -> tuple[dict, list[torch.Tensor]]:
         (fd,) = message.fds
@@ -355,8 +371,17 @@ class Runner:
     def do_memory(self, message: Message) -> tuple[dict, list[torch.Tensor]]:
         return self.device.memory_info(), []
 
+    def do_warm(self, message: Message) -> tuple[dict, list[torch.Tensor]]:
+        self.device = make_device(message.header["device"], language="")
+        self.device.warm_up()
+        return {}, []
+
     def _open(self, order: dict[str, Any], language: str) -> None:
-        self.device = make_device(order["device"], language=language)
+        warm = getattr(self, "device", None)
+        if warm is not None and warm.name == order["device"]:
+            warm.language = language
+        else:
+            self.device = make_device(order["device"], language=language)
         self.dtype = DTYPES[order.get("dtype", "float32")]
         self.device.before_load()
 

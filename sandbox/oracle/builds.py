@@ -10,11 +10,13 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from sandbox.build import BuildFailed
 from sandbox.build.artifacts import sealed_copy
 from sandbox.build.extension import RequestRefused, parse_request, shown
+from sandbox.build.launcher import MAX_SOURCE_CHARS
 from sandbox.build.roads import BuiltExtension, ExtensionBuilder, RequesterGrew
 from sandbox.jail import nvml
 from sandbox.jail.device_cuda import physical_index
@@ -27,6 +29,7 @@ from sandbox.protocol import Build
 from sandbox.verdict.coverage import OwnKernel
 
 MAX_REQUESTS = 16
+MAX_LAUNCHERS, LAUNCHER_S = 64, 30.0
 MAX_MESSAGE_CHARS = 3500
 
 Answer = tuple[dict[str, Any], list[int]]
@@ -43,8 +46,9 @@ class Builds:
     def __init__(self, build_s: float):
         self._build_s = build_s
         self._make_builder: Callable[[], ExtensionBuilder] | None = None
+        self._launcher: Callable[[str, float], Path] | None = None
         self._builder: ExtensionBuilder | None = None
-        self._requests = 0
+        self._requests = self._launchers = 0
         self._closed = False
         self._taken_s = self._booked_s = 0.0
         self._built: list[BuiltExtension] = []
@@ -59,9 +63,16 @@ class Builds:
         """CUDA kernels in the libraries that were handed out."""
         return tuple(dict.fromkeys(kernel for built in self._built for kernel in built.kernels))
 
-    def served_to(self, make_builder: Callable[[], ExtensionBuilder]) -> Callable[[dict[str, Any]], Answer]:
-        """The function that answers a runner; `make_builder` is called at the first request."""
-        self._make_builder = make_builder
+    def served_to(
+        self, make_builder: Callable[[], ExtensionBuilder], launcher: Callable[[str, float], Path]
+    ) -> Callable[[dict[str, Any]], Answer]:
+        """The function that answers a runner.
+
+        Args:
+          make_builder: called at the first request for an extension.
+          launcher: builds one of Triton's launchers from its source within so many seconds.
+        """
+        self._make_builder, self._launcher = make_builder, launcher
         return self._serve
 
     def close(self) -> None:
@@ -75,6 +86,8 @@ class Builds:
           Failure: the time for building is over, or the candidate's process grew too large meanwhile.
           BuildUnavailable, ZygoteLost, Cancelled: see there.
         """
+        if message.get("request") == "launcher":
+            return self._serve_launcher(message.get("source"))
         if message.get("request") != "extension":
             return {"error": "there is no such service"}, []
         if self._closed:
@@ -101,6 +114,21 @@ class Builds:
         library = sealed_copy(built.path)
         self.book_library(library)
         return {"module": built.module}, [library]
+
+    def _serve_launcher(self, source: Any) -> Answer:
+        """Answers a request for one of Triton's launchers. Raises BuildUnavailable, ZygoteLost, Cancelled: see there."""
+        self._launchers += 1
+        if self._closed or self._launchers > MAX_LAUNCHERS or not isinstance(source, str) or len(source) > MAX_SOURCE_CHARS:
+            return {"error": "no launcher is built for this process now"}, []
+        assert self._launcher is not None
+        start = time.monotonic()
+        try:
+            library = sealed_copy(self._launcher(source, LAUNCHER_S))
+        except (BuildFailed, JailTimeout) as error:
+            return {"error": str(error)[:MAX_MESSAGE_CHARS]}, []
+        finally:
+            self._taken_s += time.monotonic() - start
+        return {}, [library]
 
     def book_library(self, library: int) -> None:
         """Counts a sealed library (descriptor) that is handed to the candidate as its own."""

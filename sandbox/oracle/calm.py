@@ -3,7 +3,8 @@
 Other machines' work on the same host slows memory and caches for seconds, and not everybody alike: four elementwise operations of
 the reference were seen to take 0.29 to 0.42 ms while one fused kernel stayed at 0.124 to 0.132. So a reference is compared with
 what it took in the calmer ones of earlier timings, a candidate with its own in the timings of one evaluation; and since unrest only
-ever adds to a time, of several timings each side's calmest counts.
+ever adds to a time, of several timings each side's calmest counts. Where the machine itself is slower (`sandbox.oracle.yardstick`), all
+of them are in doubt.
 """
 
 from __future__ import annotations
@@ -25,12 +26,19 @@ class Calm:
     def __init__(self) -> None:
         self._recent_ms: deque[float] = deque(maxlen=REMEMBERED)
 
-    def timed(self, measure: Callable[[], Timing], tries: int) -> Timing:
-        """One candidate's timing: of one `measure` if `tries` is 1; else of two, and of more where they show unrest."""
+    def timed(self, measure: Callable[[], Timing], tries: int, slowdown: Callable[[], float] = lambda: 1.0) -> Timing:
+        """One candidate's timing: of one `measure` if `tries` is 1; else of two, and of more where they show unrest.
+
+        Args:
+          measure: makes a timing.
+          tries: at most so many.
+          slowdown: by what factor the machine itself was slower during the last one than when it is calm.
+        """
         timings: list[Timing] = []
         while len(timings) < tries:
-            timings.append(measure())
-            self._recent_ms.append(_eager(timings[-1]).median_ms)
+            timing = measure()
+            timings.append(timing.model_copy(update={"unrest": slowdown()}))
+            self._recent_ms.append(_eager(timing).median_ms)
             if len(timings) > 1 and self._unrest(timings) <= MOST_UNREST:
                 break
         return self._calmest(timings)
@@ -54,12 +62,18 @@ class Calm:
         return first.model_copy(update=update)
 
     def _unrest(self, timings: Sequence[Timing]) -> float:
-        """The larger of two ratios: of the reference's calmest time here to that of calm timings, whichever is larger over the other,
-        and of the candidate's second calmest to its calmest."""
-        eager_ms = min(_eager(timing).median_ms for timing in timings)
+        """The largest of three ratios: of the reference's calmest time here to that of calm timings, whichever is larger over the
+        other; of the candidate's second calmest to its calmest; and of the machine's own slowdown in the two timings that count."""
+        first, opposed = (min(timings, key=lambda timing: span(timing).median_ms) for span in (_own, _eager))
+        eager_ms = _eager(opposed).median_ms
         usual_ms = sorted(self._recent_ms)[(len(self._recent_ms) - 1) // CALM_QUARTER]
         own_ms = sorted(timing.candidate.median_ms for timing in timings)
-        return max(eager_ms / usual_ms, usual_ms / eager_ms, own_ms[min(1, len(own_ms) - 1)] / own_ms[0])
+        machine = max(first.unrest, opposed.unrest)
+        return max(machine, eager_ms / usual_ms, usual_ms / eager_ms, own_ms[min(1, len(own_ms) - 1)] / own_ms[0])
+
+
+def _own(timing: Timing) -> Span:
+    return timing.candidate
 
 
 def _eager(timing: Timing) -> Span:

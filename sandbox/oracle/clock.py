@@ -198,7 +198,13 @@ def measure_slopes(sides: Sequence[Side]) -> None:
 
 
 def measure(
-    candidate: Side, baselines: dict[str, Side], plan: Plan, rng: random.Random, *, use_slope: bool = False
+    candidate: Side,
+    baselines: dict[str, Side],
+    plan: Plan,
+    rng: random.Random,
+    *,
+    use_slope: bool = False,
+    before_pair: Callable[[], None] = lambda: None,
 ) -> Timing:
     """Times `candidate` and every baseline in alternating order.
 
@@ -208,6 +214,7 @@ def measure(
       rng: chooses the calls whose outputs are kept for checking.
       use_slope: also believe the slope of the wall clock over back-to-back calls (devices that work
         asynchronously).
+      before_pair: called before each pair of blocks.
     """
     eager = baselines["eager"]
     sides = [candidate, *baselines.values()]
@@ -217,6 +224,7 @@ def measure(
     min_pairs = plan.min_pairs if max(candidate.call_ms, eager.call_ms) < SLOW_CALL_MS else 3
     start = time.perf_counter()
     for pair in range(plan.max_pairs):
+        before_pair()
         for side in sides if pair % 2 == 0 else reversed(sides):
             side.sample(rng)
         if pair + 1 >= min_pairs:

@@ -39,6 +39,7 @@ from sandbox.oracle.room import DeviceFull, crowded, make_room
 from sandbox.oracle.steady import Placement, steady
 from sandbox.oracle.trials import Trials
 from sandbox.oracle.turns import Turns
+from sandbox.oracle.yardstick import Yardstick
 from sandbox.protocol import EvaluationResult, Finding, KernelTime, Stage, Timing
 from sandbox.verdict import feedback
 from sandbox.verdict.coverage import judge_coverage
@@ -102,10 +103,28 @@ class Judge:
         )
         self._on_stage = on_stage or (lambda _id, _stage: None)
         self._references = References(warm_references)
+        self._yardstick = Yardstick()
+        self._left: list[Callable[[], None]] = []
+        """What is still to be done once the last evaluation's verdict is given."""
 
     def start(self) -> None:
         """Starts what every evaluation needs, so that the first one does not pay for it."""
         self._loader.start()
+
+    def prepare(self, job: Job) -> None:
+        """To be called when a verdict has been passed on: ends what is left of its evaluation, and on a GPU gets a runner ready for
+        the next one.
+
+        Raises:
+          ZygoteLost: this oracle must be replaced.
+        """
+        self._tidy()
+        if job.task.device != "cpu":
+            self._loader.make_spare(job)
+
+    def _tidy(self) -> None:
+        while self._left:
+            self._left.pop(0)()
 
     def close(self) -> None:
         """Ends all runners and zygotes."""
@@ -127,6 +146,7 @@ class Judge:
           Cancelled: on the broker's order. ZygoteLost: this oracle must be replaced.
         """
         verdict = Draft(job)
+        self._tidy()
         try:
             self._evaluate(job, verdict)
         except Failure as failure:
@@ -213,24 +233,36 @@ class Judge:
             except TaskRejected as again:
                 full = crowded(device) if again.out_of_memory else None
                 raise (DeviceFull(full) if full else again) from again
-        make_room(device, lambda: self._references.give_up(keep=reference))
+        make_room(device, lambda: self._give_up(keep=reference))
         return reference
 
     def _new_reference(self, job: Job) -> Reference:
-        make_room(job.task.device, self._references.give_up)
+        make_room(job.task.device, self._give_up)
         return self._loader.reference(job)
 
     def _end(self, candidate: Runner, reference: Reference, error: BaseException | None) -> None:
-        """Closes the candidate; a reference that may be in the middle of an order goes too."""
+        """Closes the candidate; a reference that may be in the middle of an order goes too. On a GPU, where a process takes a tenth
+        of a second to end, that is left for `prepare`."""
         broken_off = error is not None and not isinstance(error, Failure)
         if broken_off:
             self._references.discard(reference)
-        candidate.close()
-        if not broken_off and reference.task.device != "cpu":
-            try:
-                reference.forget()
-            except TaskRejected:
-                self._references.discard(reference)
+
+        def end() -> None:
+            candidate.close()
+            if not broken_off and reference.task.device != "cpu":
+                try:
+                    reference.forget()
+                except TaskRejected:
+                    self._references.discard(reference)
+
+        if reference.task.device == "cpu":
+            end()
+        else:
+            self._left.append(end)
+
+    def _give_up(self, keep: Reference | None = None) -> bool:
+        """Gives some of the device's memory back; False if there is nothing to give up."""
+        return self._loader.give_up_spare() or self._references.give_up(keep)
 
     def _reached(self, verdict: Draft, stage: Stage) -> None:
         verdict.stage = stage
@@ -280,7 +312,7 @@ class Judge:
         waited = time.monotonic()
         with self._alone(job.task.device):
             verdict.stage_s["gate"] = round(time.monotonic() - waited, 6)
-            gap_ms = self._loader.event_gap_ms(job.task.device)
+            gap_ms = self._loader.card.event_gap_ms(job.task.device)
             deadline = time.monotonic() + options.time_s
 
             def left() -> float:
@@ -297,10 +329,11 @@ class Judge:
                     nonlocal side
                     sides = {name: Side(order=watch, which=name, placement=ours, **usual) for name in options.baselines}
                     side = Side(order=candidate.call, placement=theirs, **usual)
-                    return measure(side, sides, plan, rng, use_slope=on_gpu and not trial.replays)
+                    use_slope, look = on_gpu and not trial.replays, lambda: self._yardstick.look(cores)
+                    return measure(side, sides, plan, rng, use_slope=use_slope, before_pair=look)
 
                 with blamed_on_candidate(candidate, "timing", options.time_s, options.memory_bytes):
-                    verdict.timing = timed() if on_gpu else reference.calm.timed(timed, plan.tries)
+                    verdict.timing = timed() if on_gpu else reference.calm.timed(timed, plan.tries, self._yardstick.slowdown)
                 _check_rest(watch, verdict)
                 if not on_gpu:
                     with theirs.lifted():  # who looks needs a core too
@@ -312,7 +345,7 @@ class Judge:
                     rule(own_time, verdict, may_look=trial.memory_is_open)
                 elif options.audit:
                     trial.audit(left)
-                    trial.check_floor(self._loader.bandwidth(job.task.device))
+                    trial.check_floor(self._loader.card.bandwidth(job.task.device))
             if not on_gpu:
                 # Still alone: the end of a process would disturb the next measurement.
                 candidate.close()

@@ -22,7 +22,7 @@ from sandbox.jail.device_cuda import (
 )
 from sandbox.jail.faults import JailError, JailReply, ZygoteLost
 from sandbox.jail.frames import Message
-from sandbox.jail.processes import members
+from sandbox.jail.processes import watched_members
 from sandbox.jail.tensors import encode, pack
 from sandbox.oracle.clock import MAX_CLAIM_MS, Side
 from sandbox.oracle.failures import MALFORMED
@@ -71,7 +71,7 @@ def device_watch(device: str) -> Callable[[int], str | None] | None:
 
     def excess(supervisor: int) -> str | None:
         held = nvml.memory_by_process(index)
-        used_bytes = sum(held.get(pid, 0) for pid in members(supervisor))
+        used_bytes = sum(held.get(pid, 0) for pid in watched_members(supervisor))
         if used_bytes <= limit_bytes:
             return None
         return f"used {used_bytes >> 20} MiB of the GPU's memory, {limit_bytes >> 20} MiB are allowed"

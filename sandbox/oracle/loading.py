@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import secrets
 import select
-import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 
 import torch
 
-from sandbox.build import BuildFailed, BuildUnavailable
+from sandbox.build import BuildFailed
 from sandbox.build.artifacts import ArtifactStore, sealed_copy
 from sandbox.build.cpp import build_kernel
+from sandbox.build.launcher import build_launcher
 from sandbox.build.roads import ExtensionBuilder, allowed_roads
 from sandbox.build.triton import CompileReport
-from sandbox.jail import nvml
 from sandbox.jail.arena import ArenaError
 from sandbox.jail.carrier import ArenaCarrier
-from sandbox.jail.device_cuda import physical_index
 from sandbox.jail.faults import JailError, JailReply, JailTimeout, ZygoteLost
 from sandbox.jail.jailed import Runner
 from sandbox.jail.limits import Limits
@@ -31,26 +27,19 @@ from sandbox.jail.plan import Level
 from sandbox.jail.spawn import Zygote
 from sandbox.jail.tensors import pack
 from sandbox.oracle.builds import Builds, device_arch, excess_of
+from sandbox.oracle.card import CardFacts
 from sandbox.oracle.draft import Draft, Job
 from sandbox.oracle.failures import Failure, blamed_on_candidate
-from sandbox.oracle.gpu import (
-    NO_CALL,
-    compile_for,
-    device_watch,
-    measure_event_gap,
-    runner_environment,
-)
+from sandbox.oracle.gpu import compile_for, device_watch, runner_environment
 from sandbox.oracle.reference import Reference, TaskRejected
-from sandbox.oracle.roofline import Bandwidth, measure_bandwidth
 from sandbox.oracle.room import crowded
 from sandbox.oracle.turns import Turns
 from sandbox.verdict import feedback
 
 log = logging.getLogger("sandbox.oracle")
-GAP_MEMORY_BYTES = 8 << 30
 MAX_ARENA_BYTES, ARENA_SLACK_BYTES = 8 << 30, 1 << 20
 ARENA_CALLS, USUAL_PART_BYTES, LEAST_PART_BYTES = 64, 256 << 20, 24 << 20
-ARENA_S = 60.0
+ARENA_S = WARM_S = 60.0
 COMPILE_SLOT = 1001
 """Slot of the inputs on which kernels are compiled ahead of time."""
 ZYGOTE_MODULES = {
@@ -87,9 +76,9 @@ class Loader:
         self._scratch, self._store, self._threads = scratch, store, threads
         self._interrupt, self._isolation, self._turns = interrupt, isolation, turns
         self._zygotes: dict[str, Zygote] = {}
-        self._gaps_ms: dict[str, float] = {}
-        self._bandwidths: dict[str, Bandwidth] = {}
+        self.card = CardFacts(store, scratch, lambda: self._zygote("gpu"))
         self._no_arenas = False
+        self._spare: tuple[str, Runner] | None = None
 
     def start(self) -> None:
         """Starts what every evaluation needs, so that the first one does not pay for it."""
@@ -98,6 +87,7 @@ class Loader:
 
     def close(self) -> None:
         """Ends all zygotes and what they have forked."""
+        self._spare = None
         for zygote in self._zygotes.values():
             zygote.close()
         self._zygotes.clear()
@@ -138,6 +128,56 @@ class Loader:
             check_s=options.check_s,
             share_memory=lambda runner, n_bytes: self._share_memory(runner, job.task.device, n_bytes, trusted=True),
         )
+
+    def _runner_for_module(self, job: Job) -> Runner:
+        runner = self._zygote(_flavour(job)).runner(self._limits(job), job.options.memory_bytes, env=self._env(job))
+        self._on_device(runner, job.task.device)
+        return runner
+
+    def make_spare(self, job: Job) -> None:
+        """Gets a runner ready for a candidate like that of `job`: its device is open, which takes a quarter of a second.
+
+        Raises:
+          ZygoteLost. Cancelled does not happen: no evaluation goes on.
+        """
+        if self._spare is not None:
+            return
+        try:
+            runner = self._runner_for_module(job)
+        except OSError as error:
+            log.warning("no runner could be made ready: %s", error)
+            return
+        try:
+            runner.call("warm", WARM_S, device=job.task.device)
+        except ZygoteLost:
+            raise
+        except JailError as error:
+            runner.close()
+            log.warning("no runner could be made ready on %s: %s", job.task.device, error)
+        except BaseException:
+            runner.close()
+            raise
+        else:
+            self._spare = (job.task.device, runner)
+
+    def give_up_spare(self) -> bool:
+        """Ends the runner that is ready; False if there is none."""
+        if self._spare is None:
+            return False
+        self._spare[1].close()
+        self._spare = None
+        return True
+
+    def _take_spare(self, job: Job) -> Runner | None:
+        """The runner that is ready, if it fits the job; one that does not makes room for another."""
+        if self._spare is None:
+            return None
+        device, runner = self._spare
+        if device != job.task.device or runner.memory_bytes != job.options.memory_bytes or runner.exit is not None:
+            self.give_up_spare()
+            return None
+        self._spare = None
+        return runner
 
     def _on_device(self, runner: Runner, device: str) -> None:
         """What holds for a runner on a GPU."""
@@ -239,10 +279,8 @@ class Loader:
             }
         else:
             with verdict.measured("load"):
-                zygote = self._zygote(_flavour(job))
-                runner = zygote.runner(self._limits(job), options.memory_bytes, env=self._env(job))
-                self._on_device(runner, job.task.device)
-            runner.serve = builds.served_to(lambda: self._builder(job, runner))
+                runner = self._take_spare(job) or self._runner_for_module(job)
+            runner.serve = builds.served_to(lambda: self._builder(job, runner), self._build_launcher)
             entries, buffers = pack(reference.init_tensors)
             order = {
                 "command": "load_module",
@@ -306,61 +344,10 @@ class Loader:
         verdict.compiled = feedback.failed(*report.summary_parts())
         verdict.notes.append(verdict.compiled)
 
-    def event_gap_ms(self, device: str) -> float:
-        """What a flushed call's span holds beyond the device's work (`measure_event_gap`); 0 on a CPU.
-
-        Measured once for a card, a driver and a start of this host, by the first oracle that asks; the caller has
-        the device to itself.
-
-        Raises:
-          BuildUnavailable: it cannot be measured.
-        """
-        if device == "cpu":
-            return 0.0
-        if device not in self._gaps_ms:
-            facts = self._measured_once(device, ("event gap 1", NO_CALL), lambda: {"ms": self._measure_event_gap(device)})
-            self._gaps_ms[device] = facts["ms"]
-        return self._gaps_ms[device]
-
-    def bandwidth(self, device: str) -> Bandwidth:
-        """What a GPU's memory reaches; measured once like the gap of events, by this process, which has the device to itself.
-
-        Raises:
-          BuildUnavailable: it cannot be measured.
-        """
-        if device not in self._bandwidths:
-            try:
-                facts = self._measured_once(device, ("bandwidth 1",), lambda: asdict(measure_bandwidth(device)))
-            except RuntimeError as error:
-                raise BuildUnavailable(f"the memory of {device} cannot be timed: {error}") from error
-            self._bandwidths[device] = Bandwidth(**facts)
-        return self._bandwidths[device]
-
-    def _measured_once(self, device: str, what: tuple[str, ...], measure: Callable[[], dict]) -> dict:
-        """Facts of a card, kept for this card, driver and start of the host."""
-        gpu = nvml.gpu(physical_index(device))
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        key = self._store.key(boot, device, gpu.name, gpu.driver, *what)
-        found = self._store.find(key)
-        if found is not None:
-            return json.loads(found.read_text())
-        facts = measure()
-        with tempfile.NamedTemporaryFile("w", dir=self._scratch, suffix=".json") as file:
-            file.write(json.dumps(facts))
-            file.flush()
-            self._store.publish(key, Path(file.name))
-        return facts
-
-    def _measure_event_gap(self, device: str) -> float:
-        limits = Limits(memory_bytes=None, open_files=4096, gpu=True)
-        env = runner_environment()
-        try:
-            with self._zygote("gpu").runner(limits, GAP_MEMORY_BYTES, env=env) as runner:
-                return measure_event_gap(runner.call, device)
-        except ZygoteLost:
-            raise
-        except (JailError, ValueError) as error:
-            raise BuildUnavailable(f"the events of {device} cannot be timed: {error}") from error
+    def _build_launcher(self, source: str, timeout_s: float) -> Path:
+        """One of Triton's launchers. Raises as `build_launcher`."""
+        zygote = self._zygote("programs")
+        return build_launcher(source, store=self._store, zygote=zygote, scratch=self._scratch, timeout_s=timeout_s)[0]
 
     def _build_kernel(self, job: Job, reference: Reference) -> int:
         """Builds and opens the library; returns a descriptor of a sealed copy that no one can change."""

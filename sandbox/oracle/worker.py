@@ -12,6 +12,7 @@ import logging
 import signal
 import socket
 import sys
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -37,6 +38,7 @@ class BrokerLink:
     def __init__(self, sock: socket.socket):
         self.sock = sock
         self._buffer = b""
+        self._kept: deque[dict[str, Any]] = deque()
         self.current: str | None = None
 
     def send(self, message: dict[str, Any]) -> None:
@@ -48,6 +50,9 @@ class BrokerLink:
 
     def receive(self) -> dict[str, Any]:
         """Blocks for one message. Raises SystemExit when the broker has gone."""
+        return self._kept.popleft() if self._kept else self._read()
+
+    def _read(self) -> dict[str, Any]:
         while b"\n" not in self._buffer:
             try:
                 data = self.sock.recv(1 << 20)
@@ -60,20 +65,29 @@ class BrokerLink:
         return json.loads(line)
 
     def interrupt(self) -> None:
-        """Called when the broker speaks during an evaluation. Raises Cancelled if it wants this one to
-        end."""
-        message = self.receive()
-        if message["op"] == "cancel" and message["id"] == self.current:
-            raise Cancelled
+        """Called when the broker speaks while something is going on. Raises Cancelled if it wants the evaluation to end."""
+        self._consider(self._read())
+        while b"\n" in self._buffer:
+            self._consider(self._read())
 
     def await_grant(self, ticket: int) -> None:
         """Waits for the gate. Raises Cancelled."""
         while True:
-            message = self.receive()
+            message = self._read()
             if message["op"] == "granted" and message["ticket"] == ticket:
                 return
-            if message["op"] == "cancel" and message["id"] == self.current:
-                raise Cancelled
+            self._consider(message)
+
+    def _consider(self, message: dict[str, Any]) -> None:
+        """Acts on what has to do with the evaluation that goes on, and keeps what is said of later ones."""
+        if message["op"] == "cancel" and message["id"] == self.current:
+            raise Cancelled
+        if message["op"] in ("evaluate", "cancel"):
+            self._kept.append(message)
+
+    def withdrawn(self, job_id: str) -> bool:
+        """Whether the broker has already cancelled an evaluation that it has handed over."""
+        return any(message["op"] == "cancel" and message["id"] == job_id for message in self._kept)
 
 
 class BrokerGate(Gate):
@@ -143,12 +157,13 @@ def _evaluate(link: BrokerLink, judge: Judge, message: dict[str, Any]) -> None:
     )
     link.current = job.id
     try:
-        result = judge.evaluate(job).model_dump()
+        result = None if link.withdrawn(job.id) else judge.evaluate(job).model_dump()
     except Cancelled:
         result = None
     finally:
         link.current = None
     link.send({"op": "result", "id": job.id, "result": result})
+    judge.prepare(job)
 
 
 def _send_stage(link: BrokerLink, job_id: str, stage: Stage) -> None:

@@ -75,7 +75,7 @@ def judged(client: SandboxClient, name: str, mark: str) -> dict:
     timing = result.timing
     return {
         "speedup": timing.speedup, "ms": timing.candidate.median_ms, "eager_ms": timing.baselines["eager"].median_ms,
-        "noisy": timing.noisy, "ruled_by": timing.bound_by, "seconds": time.monotonic() - start,
+        "noisy": timing.noisy, "unrest": timing.unrest, "ruled_by": timing.bound_by, "seconds": time.monotonic() - start,
     }  # fmt: skip
 
 

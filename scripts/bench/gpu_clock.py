@@ -117,7 +117,7 @@ def self_mode() -> list[dict]:
         )  # fmt: skip
         try:
             loader.start()
-            gap_ms = loader.event_gap_ms("cuda:0")
+            gap_ms = loader.card.event_gap_ms("cuda:0")
             print(json.dumps({"gap_us": 1e3 * gap_ms}), flush=True)
             for case in (c for c in cases() if c.name in SELF):
                 task = TaskSpec(reference=case.task, name=case.name, device="cuda:0")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from sandbox.oracle.failures import Cancelled
 from sandbox.oracle.worker import BrokerGate, BrokerLink
 from sandbox.protocol import Options, TaskSpec
 from tests.sandbox.helpers import ROOT, python_module
@@ -102,3 +103,47 @@ def test_every_way_to_speak_or_listen_ends_quietly():
                 with pytest.raises(SystemExit) as end:
                     way(BrokerLink(theirs))
                 assert end.value.code == 0
+
+
+def spoken(*messages):
+    """A link to which the broker has said this."""
+    ours, theirs = socket.socketpair()
+    ours.sendall(b"".join(json.dumps(message).encode() + b"\n" for message in messages))
+    return BrokerLink(theirs), ours
+
+
+def test_work_that_comes_while_the_last_one_is_tidied_up_is_kept_in_order():
+    link, ours = spoken({"op": "evaluate", "id": "2"}, {"op": "granted", "ticket": 7}, {"op": "evaluate", "id": "3"})
+    with ours:
+        link.interrupt()  # all of it arrives at once, and the socket will not be readable again
+        assert [link.receive()["id"] for _ in range(2)] == ["2", "3"]
+    link, ours = spoken({"op": "evaluate", "id": "2"}, {"op": "granted", "ticket": 7})
+    with ours:
+        link.await_grant(7)
+        assert link.receive() == {"op": "evaluate", "id": "2"} and not link.withdrawn("2")
+
+
+def test_a_cancellation_ends_what_goes_on_and_is_remembered_for_what_has_not_begun():
+    link, ours = spoken({"op": "evaluate", "id": "2"}, {"op": "cancel", "id": "2"}, {"op": "cancel", "id": "1"})
+    with ours:
+        link.current = "1"
+        with pytest.raises(Cancelled):
+            link.interrupt()
+        assert link.receive() == {"op": "evaluate", "id": "2"} and link.withdrawn("2") and not link.withdrawn("1")
+
+
+def test_an_evaluation_that_was_withdrawn_before_it_began_is_not_judged(oracle, task):
+    process, ours = oracle()
+    lines = ours.makefile()
+    assert json.loads(lines.readline())["op"] == "ready"
+    job = {"task": TaskSpec.model_dump(task), "candidate": python_module(ENDLESS).model_dump()}
+    first, second = ({"op": "evaluate", "id": name, **job, "options": Options(timing="none").model_dump()} for name in "12")
+    ours.sendall(json.dumps(first).encode() + b"\n")
+    assert json.loads(lines.readline())["op"] == "acquire"
+    for message in (second, {"op": "cancel", "id": "2"}, {"op": "cancel", "id": "1"}):
+        ours.sendall(json.dumps(message).encode() + b"\n")
+    said = []
+    while [message.get("id") for message in said if message["op"] == "result"] != ["1", "2"]:
+        said.append(json.loads(lines.readline()))
+    assert [message["result"] for message in said if message["op"] == "result"] == [None, None]
+    assert not any(message["op"] == "acquire" for message in said)

@@ -1,0 +1,82 @@
+"""A runner that is made ready ahead judges like any other, and inputs are drawn where they are needed."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from sandbox.build.artifacts import ArtifactStore
+from sandbox.jail.runner import Runner
+from sandbox.oracle import loading
+from sandbox.oracle.draft import Job
+from sandbox.oracle.evaluate import Judge
+from sandbox.protocol import Options
+from tests.sandbox.helpers import python_module
+
+
+@pytest.fixture
+def judge(tmp_path):
+    (tmp_path / "scratch").mkdir(mode=0o711)
+    tmp_path.chmod(0o711)
+    judge = Judge(scratch=tmp_path / "scratch", store=ArtifactStore(tmp_path / "store"), threads=1)
+    yield judge
+    judge.close()
+
+
+def job(task, **options):
+    return Job(id="a", task=task, candidate=python_module("        return x + bias"), options=Options(timing="none", **options))
+
+
+def test_the_runner_that_is_ready_is_the_next_candidate_s_and_only_if_it_fits(judge, task, monkeypatch):
+    taken = []
+    take = loading.Loader._take_spare
+    monkeypatch.setattr(loading.Loader, "_take_spare", lambda self, job: taken.append(take(self, job)) or taken[-1])
+    first = judge.evaluate(job(task))
+    for memory_bytes, fits in ((4 << 30, True), (3 << 30, False)):
+        judge._loader.make_spare(job(task))
+        _, ready = judge._loader._spare
+        result = judge.evaluate(job(task, memory_bytes=memory_bytes))
+        assert result.outcome == first.outcome and judge._loader._spare is None
+        assert taken[-1] is (ready if fits else None) and ready.exit is not None
+    assert taken[0] is None and not judge._loader.give_up_spare()
+
+
+def test_a_runner_that_has_died_meanwhile_is_not_taken(judge, task):
+    judge._loader.make_spare(job(task))
+    _, ready = judge._loader._spare
+    ready.kill()
+    assert judge.evaluate(job(task)).outcome == judge.evaluate(job(task)).outcome
+
+
+def test_it_is_given_up_before_a_reference_where_memory_is_short(judge, task):
+    judge.evaluate(job(task))
+    judge._loader.make_spare(job(task))
+    assert judge._give_up() and judge._loader._spare is None
+    assert judge._give_up() and not judge._give_up()
+
+
+def drawing(get_inputs, device="meta"):
+    runner = Runner()
+    runner.device, runner.get_inputs, runner.draws_on_device = SimpleNamespace(name=device), get_inputs, True
+    return runner
+
+
+def test_inputs_are_drawn_on_the_device():
+    runner = drawing(lambda: [torch.randn(3, 4), torch.ones(2), 5])
+    drawn = runner._drawn(1)
+    assert [t.device.type for t in drawn[:2]] == ["meta", "meta"] and drawn[2] == 5 and runner.draws_on_device
+
+
+def test_inputs_that_need_the_host_are_drawn_there_with_the_same_seed_from_then_on():
+    calls = []
+
+    def get_inputs():
+        calls.append(torch.get_default_device().type)
+        return [torch.randn(3) * torch.from_numpy(np.ones(3, np.float32)), torch.tensor(torch.rand(2).numpy())]
+
+    runner = drawing(get_inputs)
+    first, second = runner._drawn(1), runner._drawn(2)
+    assert calls == ["meta", "cpu", "cpu"] and not runner.draws_on_device
+    assert not torch.equal(first[0], second[0])
+    assert all(torch.equal(*pair) for pair in zip(first, runner._drawn(1), strict=True))
