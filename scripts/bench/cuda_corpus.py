@@ -113,9 +113,11 @@ def main() -> None:
             print(f"{case.name}: {result.outcome} by {rows[-1]['roads']}, {latencies[-1]:.2f} s {result.stage_s}", flush=True)
         start = time.monotonic()
         ids = [submitted(client, case, arguments.device, options)[0] for case in together]
-        results = awaited(client, ids) if ids else []
+        for case, evaluation_id in zip(together, ids, strict=True):
+            [result] = awaited(client, [evaluation_id])
+            rows.append(row(case, result))
+            print(f"{case.name}: {result.outcome} by {rows[-1]['roads']}, {time.monotonic() - start:.1f} s after the start", flush=True)
         together_s = time.monotonic() - start
-        rows += [row(case, result) for case, result in zip(together, results, strict=True)]
     roads = Counter(road or "none" for entry in rows for road in entry["roads"])
     built = sum(count for road, count in roads.items() if road != "none")
     wrong = [entry for entry in rows if entry["outcome"] != entry["meant"]]

@@ -95,6 +95,7 @@ def test_it_takes_what_is_bound_by_us_and_asks_for_nothing_by_name(tmp_path, cha
 CUDA = """
 #include <torch/extension.h>
 #include <ATen/cuda/CUDAContext.h>
+#include <ATen/cuda/CUDAEvent.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <cuda_fp16.h>
 
@@ -115,6 +116,12 @@ torch::Tensor f(torch::Tensor x) {
     add_one<scalar_t><<<(x.numel() + 255) / 256, 256, 0, stream>>>(x.data_ptr<scalar_t>(), out.data_ptr<scalar_t>(), x.numel());
   });
   C10_CUDA_KERNEL_LAUNCH_CHECK();
+  auto side = at::cuda::getStreamFromPool(false);
+  at::cuda::CUDAEvent ready(cudaEventDefault), done;
+  ready.record(stream);
+  ready.block(side);
+  done.record(side);
+  done.synchronize();
   twice<<<out.size(0), 256, 0, stream.stream()>>>(out.packed_accessor32<float, 2, torch::RestrictPtrTraits>());
   AT_CUDA_CHECK(cudaGetLastError());
   return out;

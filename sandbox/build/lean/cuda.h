@@ -86,6 +86,48 @@ class CUDAStreamGuard {
   CUDAStream before_;
 };
 
+class CUDAEvent {
+ public:
+  explicit CUDAEvent(unsigned int flags = cudaEventDisableTiming) : flags_(flags) {}
+  CUDAEvent(CUDAEvent&& other) noexcept : flags_(other.flags_), event_(std::exchange(other.event_, nullptr)) {}
+  CUDAEvent& operator=(CUDAEvent&& other) noexcept {
+    std::swap(flags_, other.flags_);
+    std::swap(event_, other.event_);
+    return *this;
+  }
+  ~CUDAEvent() {
+    if (event_) cudaEventDestroy(event_);
+  }
+  operator cudaEvent_t() const { return event_; }
+  cudaEvent_t event() const { return event_; }
+  bool isCreated() const { return event_ != nullptr; }
+  void record() { record(getCurrentCUDAStream()); }
+  void record(const CUDAStream& stream) {
+    if (!event_) check(cudaEventCreateWithFlags(&event_, flags_));
+    check(cudaEventRecord(event_, stream));
+  }
+  void recordOnce(const CUDAStream& stream) {
+    if (!event_) record(stream);
+  }
+  void block(const CUDAStream& stream) {
+    if (event_) check(cudaStreamWaitEvent(stream, event_, 0));
+  }
+  bool query() const { return !event_ || cudaEventQuery(event_) == cudaSuccess; }
+  void synchronize() const {
+    if (event_) check(cudaEventSynchronize(event_));
+  }
+  float elapsed_time(const CUDAEvent& end) const {
+    float ms = 0;
+    check(cudaEventElapsedTime(&ms, event_, end.event_));
+    return ms;
+  }
+
+ private:
+  static void check(cudaError_t error) { sandbox_lean_check_cuda(error, __FILE__, __func__, __LINE__); }
+  unsigned int flags_;
+  cudaEvent_t event_ = nullptr;
+};
+
 }  // namespace cuda
 
 inline optional<Device> device_of(const Tensor& tensor) {
