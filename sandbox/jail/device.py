@@ -95,8 +95,11 @@ class Device(Protocol):
     def setup(self) -> None:
         """Opens the device. Raises RuntimeError with the reason when it is not there."""
 
+    def connect(self) -> None:
+        """Opens the device before anything is loaded, without using it. Raises as `setup`."""
+
     def warm_up(self) -> None:
-        """Opens the device before anything is loaded, and does once what is slow at its first use. Raises as `setup`."""
+        """Does once what is slow at its first use. Raises as `setup`."""
 
     def to_device(self, tensor: Any) -> Any:
         """A fresh, contiguous copy of a host tensor on the device (a new allocation each time)."""
@@ -182,6 +185,9 @@ class CpuDevice:
             prepare_interpreter()
 
     def setup(self) -> None:
+        return
+
+    def connect(self) -> None:
         return
 
     def warm_up(self) -> None:

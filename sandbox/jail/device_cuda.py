@@ -168,40 +168,44 @@ class CudaDevice:
         self._defaults = (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32)
         self._set_tf32(False, False)
 
-    def open(self) -> None:
-        """Opens the CUDA context and bounds the allocator, once.
+    def connect(self) -> None:
+        """Opens the CUDA context, once: most of a new process's work, and none of the device's (scripts/bench/context_noise.py).
 
         Raises:
             RuntimeError: The GPU cannot be opened; the text says why.
         """
         import torch
 
-        if self._flush is not None:
+        if self._driver is not None:
             return
         if not torch.cuda.is_available():
             raise RuntimeError(f"{self.name}: PyTorch sees no GPU (driver missing, or a CPU build of torch)")
         torch.cuda.set_device(torch.device(self.name))
         torch.cuda.set_stream(torch.cuda.ExternalStream(_PER_THREAD_STREAM, device=torch.device(self.name)))
         torch.cuda.set_per_process_memory_fraction(memory_share())
+        self._driver = ctypes.CDLL("libcuda.so.1", mode=ctypes.RTLD_GLOBAL)  # Triton's launchers look for it there
+        self.synchronize()
+
+    def open(self) -> None:
+        """Connects, and makes what clears the caches, once. Raises as `connect`."""
+        import torch
+
+        self.connect()
+        if self._flush is not None:
+            return
         properties = torch.cuda.get_device_properties(torch.device(self.name))
         size_bytes = max(2 * properties.L2_cache_size, _MIN_FLUSH_BYTES)
-        self._driver = ctypes.CDLL("libcuda.so.1", mode=ctypes.RTLD_GLOBAL)  # Triton's launchers look for it there
-        self._flushed = torch.empty((), dtype=torch.float32, device=self.name)
         self._cycles_per_ms = (
             float(properties.clock_rate) if hasattr(properties, "clock_rate") else CYCLES_PER_MS
         )
+        self._flushed = torch.empty((), dtype=torch.float32, device=self.name)
         self._flush = torch.zeros(size_bytes // 4, dtype=torch.float32, device=self.name)
 
     def warm_up(self) -> None:
-        """Opens the device before there is anything to load, and does once what every evaluation does: code of the driver's, of
-        PyTorch's and of Triton's is loaded at its first use.
-
-        Raises:
-            RuntimeError: The GPU cannot be opened; the text says why.
-        """
+        """Does once what every evaluation does, before there is anything to load: code of the driver's, of PyTorch's and of
+        Triton's is loaded at its first use. Raises as `connect`."""
         import torch
 
-        self.before_load()
         self.open()
         one = torch.arange(8, dtype=torch.float32, device=self.name)
         torch.equal(one, one.clone())

@@ -8,7 +8,8 @@ believes nothing it reads from a reply beyond what it can check itself.
 
     load_reference source entry_point dtype device seed      -> arguments, init (encoded), state names +
     tensors load_module    source entry_point dtype device language seed init
-    warm           device                                    (opens it before there is anything to load)
+    connect        device                                    (opens it before there is anything to load)
+    warm                                                     (and does once what is slow at its first use; after connect)
     load_kernel    outputs is_tuple device + state tensors   (the library is file descriptor 4)
     inputs         seed slot                                 -> args (encoded) + tensors    [reference only]
     open_arena     bytes + descriptor                        (shared device memory: see `sandbox.jail.arena`)
@@ -371,8 +372,13 @@ class Runner:
     def do_memory(self, message: Message) -> tuple[dict, list[torch.Tensor]]:
         return self.device.memory_info(), []
 
-    def do_warm(self, message: Message) -> tuple[dict, list[torch.Tensor]]:
+    def do_connect(self, message: Message) -> tuple[dict, list[torch.Tensor]]:
         self.device = make_device(message.header["device"], language="")
+        self.device.before_load()
+        self.device.connect()
+        return {}, []
+
+    def do_warm(self, message: Message) -> tuple[dict, list[torch.Tensor]]:
         self.device.warm_up()
         return {}, []
 

@@ -148,7 +148,8 @@ class Loader:
             log.warning("no runner could be made ready: %s", error)
             return
         try:
-            runner.call("warm", WARM_S, device=job.task.device)
+            runner.call("connect", WARM_S, device=job.task.device)
+            runner.call("warm", WARM_S)
         except ZygoteLost:
             raise
         except JailError as error:

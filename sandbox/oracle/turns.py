@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
-OFF_DEVICE = frozenset({"start_profiler", "exit"})
-"""Orders that take long and leave the device alone."""
+OFF_DEVICE = frozenset({"start_profiler", "connect", "exit"})
+"""Orders that take long and leave the device alone. Contexts that others open move no timing (scripts/bench/context_noise.py)."""
 
 
 class Turns:
