@@ -45,6 +45,17 @@ BINDS = """#ifndef __CUDACC__
 """
 """Before the source, or a brace that it leaves open would be said of every header that the binding needs."""
 _LIBRARY = re.compile(r"sandbox_lean|\b(torch|at|c10|caffe2|aten)\b|\bTensor|\b(AT|TORCH|C10|CAFFE|CUDA)_[A-Z_]+|No such file|cannot open source")
+_LIGHT = frozenset(
+    "abs acos array asin atan atan2 cbrt ceil conditional_t copysign cos cosh decay_t declval enable_if_t erf erfc exp exp2 expm1 fabs "
+    "false_type floor fma fmax fmin fmod forward get hypot initializer_list int16_t int32_t int64_t int8_t integral_constant invoke_result_t "
+    "is_arithmetic_v is_floating_point is_floating_point_v is_integral is_integral_v is_same is_same_v isfinite isinf isnan ldexp log log10 "
+    "log1p log2 lround make_pair make_tuple max min move nearbyint nullopt nullopt_t numeric_limits optional pair pow ptrdiff_t "
+    "remove_const_t remove_cv_t remove_reference_t rint round rsqrt sin sinh size_t sqrt swap tan tanh tie tgamma true_type trunc tuple "
+    "tuple_element_t tuple_size_v uint16_t uint32_t uint64_t uint8_t uintptr_t vector void_t".split()
+)
+"""Names of the standard library that the light form of the header brings along."""
+_STANDARD = re.compile(r"\bstd\s*::\s*(\w+)")
+_HEAVY = re.compile(r"using\s+namespace\s+std\b|\bc?str\s*\(|(?<!\bk)(Half|BFloat16)\b|_HALF\b|_REDUCED_")
 _USING = re.compile(r"using\s+namespace\s+(::)?\s*(torch|at|c10)\b")
 _ERROR = re.compile(r"\berror\b|undefined reference|undefined symbol")
 
@@ -55,6 +66,12 @@ class Lean:
 
     include: Path
     objects: tuple[Path, ...]
+
+
+def is_light(request: ExtensionRequest) -> bool:
+    """Whether the light form of the header will do, which takes nvcc a third of the time: without the standard library's strings and
+    streams and without 16-bit element types."""
+    return not _HEAVY.search(request.text) and _LIGHT.issuperset(_STANDARD.findall(request.text))
 
 
 class LeanRoad:

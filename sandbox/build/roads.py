@@ -30,7 +30,7 @@ from sandbox.build.cpp import disk_full
 from sandbox.build.cuda import compile_command, host_flags, kernels_in, link_flags, refusal
 from sandbox.build.extension import CUDA_SUFFIXES, ExtensionRequest
 from sandbox.build.headers import BASE_FLAGS, Headers
-from sandbox.build.lean_road import LeanRoad, in_pytorchs_words, may_differ
+from sandbox.build.lean_road import LeanRoad, in_pytorchs_words, is_light, may_differ
 from sandbox.build.locks import build_lock
 from sandbox.build.logs import first_errors
 from sandbox.build.toolchain import Cuda, find_cuda, find_toolchain
@@ -211,12 +211,11 @@ class ExtensionBuilder:
         self, request: ExtensionRequest, key: str, cuda: Cuda | None, timeout_s: float
     ) -> BuiltExtension:
         module, before_s = request.module_name(key), self.spent_s
-        roads = self._roads(request)
-        for road in roads:
+        for road, light in self._attempts(request):
             left_s = max(0.001, timeout_s - (self.spent_s - before_s))
             try:
                 # The one-time step is nobody's build.
-                way = self._way(road, request, cuda)
+                way = self._way(road, light, request, cuda)
                 library = None if way is None else self._compile(request, module, key, way, cuda, left_s)
             except BuildFailed as error:
                 if road == "plain" or not self._next_may_differ(road, request, str(error)):
@@ -245,13 +244,18 @@ class ExtensionBuilder:
             return ["plain"]
         return [road for road in self._allowed if road != "lean" or self._lean_road.takes(request)]
 
-    def _way(self, road: Road, request: ExtensionRequest, cuda: Cuda | None) -> Way | None:
+    def _attempts(self, request: ExtensionRequest) -> list[tuple[Road, bool]]:
+        """The roads, each with whether its light form is meant; the lean one's light form comes before its whole one."""
+        light = [("lean", True)] if is_light(request) else []
+        return [attempt for road in self._roads(request) for attempt in ([*light, (road, False)] if road == "lean" else [(road, False)])]
+
+    def _way(self, road: Road, light: bool, request: ExtensionRequest, cuda: Cuda | None) -> Way | None:
         """What a road's compilers need; None for a road that this installation of PyTorch does not have."""
         if road == "lean":
             lean = self._lean_road.prepare(cuda, self._zygote)
             if lean is None:
                 return None
-            flags = ("-DSANDBOX_LEAN", *(["-DSANDBOX_LEAN_CUDA"] if cuda else []))
+            flags = ("-DSANDBOX_LEAN", *(["-DSANDBOX_LEAN_CUDA"] if cuda else []), *(["-DSANDBOX_LEAN_LIGHT"] if light else []))
             return Way(fast=True, include=lean.include, objects=lean.objects, flags=flags, readable=(lean.include.parent,))
         if road == "fast":
             include = self._headers.lean(request.cflags, self._zygote)

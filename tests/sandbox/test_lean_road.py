@@ -1,18 +1,22 @@
 """The lean road: what it takes, which of its errors say something about a candidate, and that it lacks nothing silently."""
 
+import importlib.machinery
+import importlib.util
 import re
 import shutil
 import subprocess
 
 import pytest
+import torch
 
 from sandbox.build import BuildUnavailable
 from sandbox.build.artifacts import ArtifactStore
 from sandbox.build.cuda import compile_command, find_cuobjdump
 from sandbox.build.extension import parse_request
-from sandbox.build.lean_road import SOURCES, STANDS_FOR, LeanRoad, in_pytorchs_words, may_differ
+from sandbox.build.lean_road import SOURCES, STANDS_FOR, LeanRoad, in_pytorchs_words, is_light, may_differ
 from sandbox.build.roads import ROADS, ROADS_VARIABLE, ExtensionBuilder, allowed_roads
 from sandbox.build.toolchain import find_cuda, find_toolchain
+from sandbox.jail.spawn import Zygote
 from tests.sandbox.helpers import needs_extensions
 
 
@@ -166,3 +170,73 @@ def test_pytorch_s_headers_are_replaced_by_name(tmp_path):
     for name in STANDS_FOR:
         assert "sandbox_lean/lean.h" in (tmp_path / "include" / name).read_text()
     assert (tmp_path / "include" / "sandbox_lean" / "lean.h").exists()
+
+
+@pytest.mark.parametrize(
+    ("source", "light"),
+    [
+        ("torch::Tensor f(torch::Tensor x, std::vector<int64_t> n) { return x; }", True),
+        ("cudaStream_t s = at::cuda::getCurrentCUDAStream(); printf(cudaGetErrorString(e)); x.to(torch::kHalf);", True),
+        ("// std::string in a comment\nint f();", True),
+        ("std::string f();", False),
+        ("std :: ostringstream text;", False),
+        ("using namespace std;\nvector<int> f();", False),
+        ("at::Half f();", False),
+        ("AT_DISPATCH_FLOATING_TYPES_AND_HALF(x.scalar_type(), \"f\", [&] {});", False),
+        ("AT_DISPATCH_FLOATING_TYPES(x.scalar_type(), \"f\", [&] {});", True),
+        ("auto text = c10::str(1);", False),
+    ],
+)
+def test_sources_without_strings_streams_and_16_bit_types_take_the_light_form(source, light):
+    assert is_light(request(source)) is light
+
+
+@needs_extensions
+def test_the_light_form_is_tried_before_the_whole_one_and_nothing_else_changes(tmp_path):
+    builder = ExtensionBuilder(store=ArtifactStore(tmp_path / "store"), zygote=None, scratch=tmp_path)
+    assert builder._attempts(request("int f();")) == [("lean", True), ("lean", False), ("fast", False), ("plain", False)]
+    assert builder._attempts(request("std::string f();")) == [("lean", False), ("fast", False), ("plain", False)]
+
+
+DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+MESSAGES = r"""
+torch::Tensor f(torch::Tensor x, int64_t k, double y) {
+  signed char letter = 'c';
+  TORCH_CHECK(x.dim() == 1, "sizes ", x.sizes(), ", type ", x.scalar_type(), " and ", x.dtype(), " on ", x.device(), ", k = ", k, '.');
+  TORCH_CHECK(k > 0, letter, y, " ", 1.5f, " ", -3, " ", 7u, " ", true, " ", (int64_t)1 << 40, " ", 1e-20, " ", torch::Device("cuda:3"));
+  TORCH_CHECK(k < 9);
+  AT_DISPATCH_INTEGRAL_TYPES(x.scalar_type(), "f", [&] { x.data_ptr<scalar_t>(); });
+  return x;
+}
+"""
+
+
+@needs_extensions
+def test_messages_read_alike_in_either_form(tmp_path):
+    """Also what PyTorch's own header makes of them."""
+    zygote = Zygote(modules=[], threads=1, directory=tmp_path)
+    try:
+        said = {}
+        for form, source, roads in (
+            ("light", MESSAGES, ROADS),
+            ("whole", MESSAGES + "std::string unused();", ROADS),
+            ("pytorch", MESSAGES, ("fast", "plain")),
+        ):
+            builder = ExtensionBuilder(store=ArtifactStore(tmp_path / form), zygote=zygote, scratch=tmp_path, roads=roads)
+            built = builder.build(request(source), 300.0)
+            assert built.road == roads[0] and (form == "whole") is not is_light(request(source))
+            loader = importlib.machinery.ExtensionFileLoader(built.module, str(built.path))
+            spec = importlib.util.spec_from_file_location(built.module, built.path, loader=loader)
+            module = importlib.util.module_from_spec(spec)
+            loader.exec_module(module)
+            calls = [(torch.ones(2, 3).to(dtype), 1) for dtype in DTYPES]
+            calls += [(torch.ones(2, dtype=torch.float16), k) for k in (-1, 9, 1)]
+            said[form] = []
+            for x, k in calls:
+                with pytest.raises(RuntimeError) as error:
+                    module.f(x, k, 2.25)
+                said[form].append(str(error.value).splitlines()[0])
+        assert said["light"] == said["whole"] == said["pytorch"]
+        assert said["light"][0] == "sizes [2, 3], type Float and float on cpu, k = 1." and "not implemented for 'Half'" in said["light"][-1]
+    finally:
+        zygote.close()

@@ -8,22 +8,33 @@
 #include <cstdint>
 #include <initializer_list>
 #include <optional>
-#include <ostream>
-#include <sstream>
-#include <string>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
+// SANDBOX_LEAN_LIGHT: the source uses neither strings nor streams nor 16-bit element types.
+#ifdef SANDBOX_LEAN_LIGHT
+#include "text.h"
+#else
+#include <ostream>
+#include <sstream>
+#include <string>
+
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
+#endif
 
 #include "abi.h"
 
 namespace sandbox_lean {
 
+#ifdef SANDBOX_LEAN_LIGHT
+using Stream = Text;
+#else
+using Stream = std::ostream;
 using c10::BFloat16;
 using c10::Half;
+#endif
 using std::nullopt;
 using std::optional;
 
@@ -35,9 +46,14 @@ enum class DeviceType : int8_t { CPU = 0, CUDA = 1 };
 enum class Layout : int8_t { Strided = 0 };
 enum class MemoryFormat : int8_t { Contiguous = 0 };
 
-#define SANDBOX_LEAN_TYPES(X)                                                                                      \
-  X(uint8_t, Byte) X(int8_t, Char) X(int16_t, Short) X(int, Int) X(int64_t, Long) X(::c10::Half, Half) X(float, Float) \
-  X(double, Double) X(bool, Bool) X(::c10::BFloat16, BFloat16)
+#ifdef SANDBOX_LEAN_LIGHT
+#define SANDBOX_LEAN_SHORT_FLOATS(X)
+#else
+#define SANDBOX_LEAN_SHORT_FLOATS(X) X(::c10::Half, Half) X(::c10::BFloat16, BFloat16)
+#endif
+#define SANDBOX_LEAN_TYPES(X)                                                                                    \
+  X(uint8_t, Byte) X(int8_t, Char) X(int16_t, Short) X(int, Int) X(int64_t, Long) X(float, Float) X(double, Double) \
+  X(bool, Bool) SANDBOX_LEAN_SHORT_FLOATS(X)
 
 template <typename T>
 struct ScalarTypeOf;
@@ -56,10 +72,14 @@ inline const char* toString(ScalarType type) {
 #define SANDBOX_LEAN_NAME(T, name) case ScalarType::name: return #name;
     SANDBOX_LEAN_TYPES(SANDBOX_LEAN_NAME)
 #undef SANDBOX_LEAN_NAME
+#ifdef SANDBOX_LEAN_LIGHT
+    case ScalarType::Half: return "Half";
+    case ScalarType::BFloat16: return "BFloat16";
+#endif
     default: return "Undefined";
   }
 }
-inline std::ostream& operator<<(std::ostream& out, ScalarType type) { return out << toString(type); }
+inline Stream& operator<<(Stream& out, ScalarType type) { return out << toString(type); }
 
 inline constexpr ScalarType kByte = ScalarType::Byte, kUInt8 = ScalarType::Byte, kChar = ScalarType::Char, kInt8 = ScalarType::Char,
                             kShort = ScalarType::Short, kInt16 = ScalarType::Short, kInt = ScalarType::Int,
@@ -76,14 +96,29 @@ class TypeMeta {
   TypeMeta(ScalarType type = ScalarType::Undefined) : type_(type) {}
   ScalarType toScalarType() const { return type_; }
   operator ScalarType() const { return type_; }
-  const char* name() const { return toString(type_); }
+  // As PyTorch writes it: the C++ type.
+  const char* name() const {
+    switch (type_) {
+      case ScalarType::Byte: return "unsigned char";
+      case ScalarType::Char: return "signed char";
+      case ScalarType::Short: return "short int";
+      case ScalarType::Int: return "int";
+      case ScalarType::Long: return "long int";
+      case ScalarType::Half: return "c10::Half";
+      case ScalarType::Float: return "float";
+      case ScalarType::Double: return "double";
+      case ScalarType::Bool: return "bool";
+      case ScalarType::BFloat16: return "c10::BFloat16";
+      default: return "nullptr (uninitialized)";
+    }
+  }
   friend bool operator==(TypeMeta a, TypeMeta b) { return a.type_ == b.type_; }
   friend bool operator!=(TypeMeta a, TypeMeta b) { return a.type_ != b.type_; }
   friend bool operator==(TypeMeta a, ScalarType b) { return a.type_ == b; }
   friend bool operator!=(TypeMeta a, ScalarType b) { return a.type_ != b; }
   friend bool operator==(ScalarType a, TypeMeta b) { return a == b.type_; }
   friend bool operator!=(ScalarType a, TypeMeta b) { return a != b.type_; }
-  friend std::ostream& operator<<(std::ostream& out, TypeMeta meta) { return out << meta.name(); }
+  friend Stream& operator<<(Stream& out, TypeMeta meta) { return out << meta.name(); }
 
  private:
   ScalarType type_;
@@ -95,28 +130,36 @@ class Device {
  public:
   using Type = DeviceType;
   Device(DeviceType type, DeviceIndex index = -1) : type_(type), index_(index) {}
-  Device(const std::string& text) : type_(text.rfind("cuda", 0) == 0 ? kCUDA : kCPU) {
-    const auto colon = text.find(':');
-    if (colon != std::string::npos) index_ = static_cast<DeviceIndex>(std::stoi(text.substr(colon + 1)));
+  Device(const char* text) : type_(text[0] == 'c' && text[1] == 'u' ? kCUDA : kCPU) {
+    while (*text && *text != ':') ++text;
+    if (!*text) return;
+    int index = 0;
+    while (*++text) index = 10 * index + (*text - '0');
+    index_ = static_cast<DeviceIndex>(index);
   }
-  Device(const char* text) : Device(std::string(text)) {}
   DeviceType type() const { return type_; }
   DeviceIndex index() const { return index_; }
   bool has_index() const { return index_ != -1; }
   bool is_cuda() const { return type_ == kCUDA; }
   bool is_cpu() const { return type_ == kCPU; }
+#ifndef SANDBOX_LEAN_LIGHT
+  Device(const std::string& text) : Device(text.c_str()) {}
   std::string str() const {
     return std::string(is_cuda() ? "cuda" : "cpu") + (has_index() ? ":" + std::to_string(int(index_)) : "");
   }
+#endif
   friend bool operator==(const Device& a, const Device& b) { return a.type_ == b.type_ && a.index_ == b.index_; }
   friend bool operator!=(const Device& a, const Device& b) { return !(a == b); }
-  friend std::ostream& operator<<(std::ostream& out, const Device& device) { return out << device.str(); }
+  friend Stream& operator<<(Stream& out, const Device& device) {
+    out << (device.is_cuda() ? "cuda" : "cpu");
+    return device.has_index() ? out << ":" << int(device.index_) : out;
+  }
 
  private:
   DeviceType type_;
   DeviceIndex index_ = -1;
 };
-inline std::ostream& operator<<(std::ostream& out, DeviceType type) { return out << (type == kCUDA ? "cuda" : "cpu"); }
+inline Stream& operator<<(Stream& out, DeviceType type) { return out << (type == kCUDA ? "cuda" : "cpu"); }
 
 template <typename T>
 class ArrayRef {
@@ -156,7 +199,7 @@ class ArrayRef {
   }
   friend bool operator==(ArrayRef a, ArrayRef b) { return a.equals(b); }
   friend bool operator!=(ArrayRef a, ArrayRef b) { return !a.equals(b); }
-  friend std::ostream& operator<<(std::ostream& out, ArrayRef values) {
+  friend Stream& operator<<(Stream& out, ArrayRef values) {
     out << '[';
     for (size_t index = 0; index < values.size_; ++index) out << (index ? ", " : "") << values.data_[index];
     return out << ']';
@@ -225,6 +268,14 @@ class Scalar {
   bool integral_;
 };
 
+#ifdef SANDBOX_LEAN_LIGHT
+template <typename... A>
+Text str(const A&... parts) {
+  Text text;
+  (void)(text << ... << parts);
+  return text;
+}
+#else
 template <typename... A>
 std::string str(const A&... parts) {
   if constexpr (sizeof...(A) == 0) {
@@ -235,6 +286,7 @@ std::string str(const A&... parts) {
     return text.str();
   }
 }
+#endif
 
 }  // namespace sandbox_lean
 
@@ -243,7 +295,7 @@ std::string str(const A&... parts) {
 #define SANDBOX_LEAN_FAIL(...) SANDBOX_LEAN_THROW(0, ::sandbox_lean::str(__VA_ARGS__))
 #define SANDBOX_LEAN_FALSE(condition, ...)                                                                               \
   (sizeof(#__VA_ARGS__) > 1 ? ::sandbox_lean::str(__VA_ARGS__)                                                           \
-                            : std::string("Expected " condition                                                         \
+                            : ::sandbox_lean::str("Expected " condition                                                 \
                                           " to be true, but got false.  (Could this error message be improved?  If so, " \
                                           "please report an enhancement request to PyTorch.)"))
 #define SANDBOX_LEAN_CHECK(kind, condition, ...)                                                             \

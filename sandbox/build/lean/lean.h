@@ -3,21 +3,23 @@
 // compile, and the source takes another road.
 #pragma once
 
-#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <limits>
+#include <tuple>
+#include <vector>
+#ifndef SANDBOX_LEAN_LIGHT
+#include <algorithm>
 #include <functional>
 #include <iostream>
-#include <limits>
 #include <memory>
 #include <numeric>
 #include <stdexcept>
 #include <string>
-#include <tuple>
 #include <unordered_map>
-#include <vector>
+#endif
 
 #include "base.h"
 #include "dispatch.h"

@@ -54,6 +54,9 @@ class Tensor {
 #define SANDBOX_LEAN_SIZE(T, name) case ScalarType::name: return sizeof(T);
       SANDBOX_LEAN_TYPES(SANDBOX_LEAN_SIZE)
 #undef SANDBOX_LEAN_SIZE
+#ifdef SANDBOX_LEAN_LIGHT
+      case kHalf: case kBFloat16: return 2;
+#endif
       default: return 0;
     }
   }
