@@ -34,7 +34,7 @@ PROBLEM = "problem.txt"
 SOURCES = Path(__file__).with_name("lean")
 STANDS_FOR = (
     "torch/extension.h", "torch/types.h", "torch/torch.h", "torch/all.h", "torch/script.h", "ATen/ATen.h", "ATen/Dispatch.h",
-    "ATen/Parallel.h", "ATen/AccumulateType.h", "c10/util/Exception.h", "c10/core/ScalarType.h", "c10/util/Optional.h",
+    "ATen/Parallel.h", "ATen/AccumulateType.h", "ATen/OpMathType.h", "c10/util/Exception.h", "c10/core/ScalarType.h", "c10/util/Optional.h",
     "ATen/cuda/CUDAContext.h", "ATen/cuda/Exceptions.h", "c10/cuda/CUDAStream.h", "c10/cuda/CUDAGuard.h", "c10/cuda/CUDAException.h",
     "c10/cuda/CUDAFunctions.h", "ATen/cuda/CUDAEvent.h",
 )  # fmt: skip

@@ -6,6 +6,25 @@
 namespace sandbox_lean {
 inline ScalarType scalar_type(ScalarType type) { return type; }
 inline ScalarType scalar_type(TypeMeta meta) { return meta.toScalarType(); }
+
+// What a kernel computes in (opmath_type) and adds up in (acc_type; the second argument: on a GPU) for elements of a type.
+template <typename T>
+struct OpMathType { using type = T; };
+template <typename T, bool on_gpu>
+struct AccumulateType { using type = std::conditional_t<std::is_integral_v<T> && !std::is_same_v<T, bool>, int64_t, T>; };
+template <>
+struct AccumulateType<float, false> { using type = double; };
+#define SANDBOX_LEAN_IN_FLOAT(T, name)                            \
+  template <>                                                     \
+  struct OpMathType<T> { using type = float; };                   \
+  template <bool on_gpu>                                          \
+  struct AccumulateType<T, on_gpu> { using type = float; };
+SANDBOX_LEAN_SHORT_FLOATS(SANDBOX_LEAN_IN_FLOAT)
+#undef SANDBOX_LEAN_IN_FLOAT
+template <typename T>
+using opmath_type = typename OpMathType<T>::type;
+template <typename T, bool on_gpu>
+using acc_type = typename AccumulateType<T, on_gpu>::type;
 }  // namespace sandbox_lean
 
 #define AT_DISPATCH_SWITCH(TYPE, NAME, ...)                                                            \

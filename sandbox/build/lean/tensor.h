@@ -77,7 +77,7 @@ class Tensor {
   bool is_cuda() const { return device().is_cuda(); }
   bool is_cpu() const { return device().is_cpu(); }
   Layout layout() const { return kStrided; }
-  bool is_contiguous() const { return sandbox_lean_is_contiguous(checked()); }
+  bool is_contiguous(MemoryFormat = MemoryFormat::Contiguous) const { return sandbox_lean_is_contiguous(checked()); }
   bool requires_grad() const { return sandbox_lean_requires_grad(checked()); }
   TensorOptions options() const { return TensorOptions(scalar_type()).device(device()); }
 
