@@ -9,7 +9,7 @@ these cost ten seconds in every build even precompiled. A source that needs them
 Under the store's `extension-headers`, published whole by one rename:
 
     <key>/torch/extension.h, sandbox_binding.h, and extension.h.gch where it could be precompiled
-    names-<key>: the names that only PyTorch's whole header declares
+    names-<key>: the names that only PyTorch's whole header declares; mentioned-<key>: all its words
 """
 
 from __future__ import annotations
@@ -134,16 +134,27 @@ class Headers:
 
     def beyond(self, names: set[str], zygote: Zygote) -> bool:
         """Whether one of `names` is declared by PyTorch's whole header and not by the lean one."""
-        key = ArtifactStore.key("names 2", self.identity, self._toolchain.identity)
-        path = self.root / f"names-{key}"
+        found = self._names("names", zygote)
+        return found is None or not names.isdisjoint(found)
+
+    def mentioned(self, names: set[str], zygote: Zygote) -> bool:
+        """Whether PyTorch's whole header contains one of `names` anywhere."""
+        found = self._names("mentioned", zygote)
+        return found is None or not names.isdisjoint(found)
+
+    def _names(self, which: str, zygote: Zygote) -> list[str] | None:
+        """Of the two lists of names that are made from the headers once; None where they cannot be had."""
+        key = ArtifactStore.key("names 3", self.identity, self._toolchain.identity)
+        path = self.root / f"{which}-{key}"
         if not path.exists():
             with build_lock(self.root / "locks" / key, PREPARE_S, self._pause):
                 if not path.exists():
-                    found = self._names_beyond(zygote)
+                    found = self._find_names(zygote)
                     if found is None:
-                        return True
-                    self._publish_text(path, "\n".join(sorted(found)))
-        return not names.isdisjoint(path.read_text().split())
+                        return None
+                    for name, names in found.items():
+                        self._publish_text(self.root / f"{name}-{key}", "\n".join(sorted(names)))
+        return path.read_text().split()
 
     def _write_lean(self, directory: Path) -> None:
         (directory / "torch").mkdir()
@@ -207,9 +218,9 @@ class Headers:
             collect()
             return None
 
-    def _names_beyond(self, zygote: Zygote) -> set[str] | None:
-        """Names at namespace scope and macros of PyTorch's whole header less those of the lean one, or None
-        where they cannot be had."""
+    def _find_names(self, zygote: Zygote) -> dict[str, set[str]] | None:
+        """Names at namespace scope and macros of PyTorch's whole header less those of the lean one ("names"), and all words of
+        the whole header ("mentioned"); None where they cannot be had."""
         base = shlex.join([self._toolchain.compiler.path, *BASE_FLAGS, *self.include_flags(), "-E"])
         whole, lean = "-x c++ whole.cpp", "-I. -x c++ lean.cpp"
         script = (
@@ -222,6 +233,7 @@ class Headers:
             (work / "whole.cpp").write_text("#include <torch/extension.h>\n")
             (work / "lean.cpp").write_text("#include <torch/extension.h>\n")
             found: list[set[str]] = []
+            mentioned: set[str] = set()
 
             def collect() -> None:
                 for which in ("whole", "lean"):
@@ -230,11 +242,12 @@ class Headers:
                         r"^#define (\w+)", (work / f"{which}.macros").read_text(), re.MULTILINE
                     )
                     found.append(names_at_namespace_scope(code) | set(macros))
+                    mentioned.update(re.findall(r"[A-Za-z_]\w*", code), macros)
 
             failed = self.run(script, work, zygote, collect)
         finally:
             shutil.rmtree(work, ignore_errors=True)
-        return (found[0] - found[1]) | _SYMBOL_SCOPES if failed is None else None
+        return {"names": (found[0] - found[1]) | _SYMBOL_SCOPES, "mentioned": mentioned} if failed is None else None
 
     def _publish_text(self, path: Path, text: str) -> None:
         handle, temporary = tempfile.mkstemp(prefix=".new-", dir=self.root)

@@ -56,6 +56,12 @@ _LIGHT = frozenset(
 """Names of the standard library that the light form of the header brings along."""
 _STANDARD = re.compile(r"\bstd\s*::\s*(\w+)")
 _HEAVY = re.compile(r"using\s+namespace\s+std\b|\bc?str\s*\(|(?<!\bk)(Half|BFloat16)\b|_HALF\b|_REDUCED_")
+_NO_MEMBER = re.compile(
+    r"namespace \"(?:torch|at|c10)\" has no member \"(\w+)\"|class \"sandbox_lean::\w+\" has no member \"(\w+)\""
+    r"|['\u2018](\w+)['\u2019] is not a member of ['\u2018](?:torch|at|c10)['\u2019]"
+    r"|['\u2018](?:class |struct )?sandbox_lean::\w+['\u2019] has no member named ['\u2018](\w+)['\u2019]"
+)
+_INCLUDES = re.compile(r"#\s*include\s*[<\"]((?:torch|ATen|c10|caffe2)/[^>\"]+)")
 _USING = re.compile(r"using\s+namespace\s+(::)?\s*(torch|at|c10)\b")
 _ERROR = re.compile(r"\berror\b|undefined reference|undefined symbol")
 
@@ -164,6 +170,17 @@ def may_differ(request: ExtensionRequest, log: str) -> bool:
     has a part."""
     errors = [line for line in log.splitlines() if _ERROR.search(line)]
     return not errors or bool(_USING.search(request.text)) or any(_LIBRARY.search(line) for line in errors)
+
+
+def missing_members(request: ExtensionRequest, log: str) -> set[str]:
+    """The names that a source expects of PyTorch and the lean header has not, where nothing else is wrong with it; empty otherwise, and
+    where the source includes other headers of PyTorch's, which may declare anything."""
+    errors = [line for line in log.splitlines() if re.search(r"\berror\b.*:|\berror:", line)]
+    found = [match for line in errors if (match := _NO_MEMBER.search(line))]
+    others = {name for name in _INCLUDES.findall(request.text) if name not in STANDS_FOR}
+    if not errors or len(found) < len(errors) or others or _USING.search(request.text):
+        return set()
+    return {next(filter(None, match.groups())) for match in found}
 
 
 def in_pytorchs_words(log: str) -> str:

@@ -30,7 +30,7 @@ from sandbox.build.cpp import disk_full
 from sandbox.build.cuda import compile_command, host_flags, kernels_in, link_flags, refusal
 from sandbox.build.extension import CUDA_SUFFIXES, ExtensionRequest
 from sandbox.build.headers import BASE_FLAGS, Headers
-from sandbox.build.lean_road import LeanRoad, in_pytorchs_words, is_light, may_differ
+from sandbox.build.lean_road import LeanRoad, in_pytorchs_words, is_light, may_differ, missing_members
 from sandbox.build.locks import build_lock
 from sandbox.build.logs import first_errors
 from sandbox.build.toolchain import Cuda, find_cuda, find_toolchain
@@ -263,7 +263,10 @@ class ExtensionBuilder:
         return Way(fast=False)
 
     def _next_may_differ(self, road: Road, request: ExtensionRequest, log: str) -> bool:
-        return may_differ(request, log) if road == "lean" else self._plain_may_differ(request, log)
+        if road != "lean":
+            return self._plain_may_differ(request, log)
+        missing = missing_members(request, log)
+        return self._headers.mentioned(missing, self._zygote) if missing else may_differ(request, log)
 
     def _plain_may_differ(self, request: ExtensionRequest, log: str) -> bool:
         errors = [line for line in log.splitlines() if "error:" in line]

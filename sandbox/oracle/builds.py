@@ -64,13 +64,13 @@ class Builds:
         return tuple(dict.fromkeys(kernel for built in self._built for kernel in built.kernels))
 
     def served_to(
-        self, make_builder: Callable[[], ExtensionBuilder], launcher: Callable[[str, float], Path]
+        self, make_builder: Callable[[], ExtensionBuilder], launcher: Callable[[str, float], Path] | None = None
     ) -> Callable[[dict[str, Any]], Answer]:
         """The function that answers a runner.
 
         Args:
           make_builder: called at the first request for an extension.
-          launcher: builds one of Triton's launchers from its source within so many seconds.
+          launcher: builds one of Triton's launchers from its source within so many seconds; none is served without.
         """
         self._make_builder, self._launcher = make_builder, launcher
         return self._serve
@@ -118,9 +118,9 @@ class Builds:
     def _serve_launcher(self, source: Any) -> Answer:
         """Answers a request for one of Triton's launchers. Raises BuildUnavailable, ZygoteLost, Cancelled: see there."""
         self._launchers += 1
-        if self._closed or self._launchers > MAX_LAUNCHERS or not isinstance(source, str) or len(source) > MAX_SOURCE_CHARS:
+        served = self._launcher is not None and not self._closed and self._launchers <= MAX_LAUNCHERS
+        if not served or not isinstance(source, str) or len(source) > MAX_SOURCE_CHARS:
             return {"error": "no launcher is built for this process now"}, []
-        assert self._launcher is not None
         start = time.monotonic()
         try:
             library = sealed_copy(self._launcher(source, LAUNCHER_S))

@@ -9,11 +9,11 @@ import subprocess
 import pytest
 import torch
 
-from sandbox.build import BuildUnavailable
+from sandbox.build import BuildFailed, BuildUnavailable
 from sandbox.build.artifacts import ArtifactStore
 from sandbox.build.cuda import compile_command, find_cuobjdump
 from sandbox.build.extension import parse_request
-from sandbox.build.lean_road import SOURCES, STANDS_FOR, LeanRoad, in_pytorchs_words, is_light, may_differ
+from sandbox.build.lean_road import SOURCES, STANDS_FOR, LeanRoad, in_pytorchs_words, is_light, may_differ, missing_members
 from sandbox.build.roads import ROADS, ROADS_VARIABLE, ExtensionBuilder, allowed_roads
 from sandbox.build.toolchain import find_cuda, find_toolchain
 from sandbox.jail.spawn import Zygote
@@ -39,6 +39,41 @@ def request(source, **changes):
 )
 def test_only_an_error_of_the_candidate_s_own_ends_a_build(line, differs):
     assert may_differ(request("int f();"), f"In file included from x:\n{line}\n") is differs
+
+
+@pytest.mark.parametrize(
+    ("lines", "source", "missing"),
+    [
+        (['cuda.cu(13): error: namespace "torch" has no member "empty_likee"'], "", {"empty_likee"}),
+        (['cuda.cu(1): error: class "sandbox_lean::Tensor" has no member "shape"'] * 2, "#include <torch/extension.h>", {"shape"}),
+        (["main.cpp:2:9: error: 'zerros' is not a member of 'torch'; did you mean 'zeros'?"], "", {"zerros"}),
+        (["main.cpp:2:9: error: \u2018class sandbox_lean::Tensor\u2019 has no member named \u2018shape\u2019"], "", {"shape"}),
+        (['cuda.cu(3): error: namespace "torch" has no member "nope"', "cuda.cu(4): error: expected a ;"], "", set()),
+        (['cuda.cu(3): error: namespace "at::cuda" has no member "getCurrentCUDABlasHandle"'], "", set()),
+        (['cuda.cu(3): error: namespace "at" has no member "x"'], "#include <ATen/native/cuda/Loops.cuh>", set()),
+        (['cuda.cu(3): error: namespace "at" has no member "x"'], "using namespace torch;", set()),
+        ([], "", set()),
+    ],
+)
+def test_what_a_source_expects_of_pytorch_alone_is_found(lines, source, missing):
+    assert missing_members(request(f"{source}\nint f();"), "In file included from x:\n" + "\n".join(lines)) == missing
+
+
+@needs_extensions
+def test_a_name_that_pytorch_has_nowhere_ends_the_build_and_one_that_it_has_goes_on(tmp_path):
+    zygote = Zygote(modules=[], threads=1, directory=tmp_path)
+    try:
+        builder = ExtensionBuilder(store=ArtifactStore(tmp_path / "store"), zygote=zygote, scratch=tmp_path)
+        tried = []
+        way = builder._way
+        builder._way = lambda road, light, *rest: tried.append((road, light)) or way(road, light, *rest)
+        with pytest.raises(BuildFailed, match="empty_likee"):
+            builder.build(request("torch::Tensor f(torch::Tensor x) { return torch::empty_likee(x).shape(0); }"), 300.0)
+        assert tried == [("lean", True)]
+        built = builder.build(request("torch::Tensor f(torch::Tensor x) { return torch::logaddexp(x, x); }"), 300.0)
+        assert tried[1:] == [("lean", True), ("lean", False), ("fast", False)] and built.road == "fast"
+    finally:
+        zygote.close()
 
 
 def test_names_that_may_come_from_pytorch_are_tried_on_the_next_road():
