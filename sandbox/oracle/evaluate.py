@@ -330,10 +330,15 @@ class Judge:
                     sides = {name: Side(order=watch, which=name, placement=ours, **usual) for name in options.baselines}
                     side = Side(order=candidate.call, placement=theirs, **usual)
                     use_slope, look = on_gpu and not trial.replays, lambda: self._yardstick.look(cores)
+                    for placement in (theirs, ours):
+                        placement.held_up()
                     return measure(side, sides, plan, rng, use_slope=use_slope, before_pair=look)
 
+                def slowdown() -> float:
+                    return max(self._yardstick.slowdown(), theirs.held_up(), ours.held_up())
+
                 with blamed_on_candidate(candidate, "timing", options.time_s, options.memory_bytes):
-                    verdict.timing = timed() if on_gpu else reference.calm.timed(timed, plan.tries, self._yardstick.slowdown)
+                    verdict.timing = timed() if on_gpu else reference.calm.timed(timed, plan.tries, slowdown)
                 _check_rest(watch, verdict)
                 if not on_gpu:
                     with theirs.lifted():  # who looks needs a core too

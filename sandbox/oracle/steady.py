@@ -70,7 +70,8 @@ class Placement:
 
     def __init__(self, pid: int, cores: Sequence[int]):
         self._pid, self._cores = pid, list(cores)
-        self._before_ns = self._worked_ns() if cores else {}
+        self._before_ns = {thread: worked for thread, (worked, _) in self._clocks_ns().items()} if cores else {}
+        self._seen_ns: tuple[int, int] = (0, 0)
         self._places: dict[int, int] | None = None
         self._placed = False
         self.workers = 0
@@ -104,18 +105,28 @@ class Placement:
 
     def _choose(self) -> dict[int, int]:
         """A process may have thread pools that rest, of a second OpenMP runtime for one: only those that work get a core."""
-        worked_ns = {thread: ns - self._before_ns.get(thread, 0) for thread, ns in self._worked_ns().items()}
+        worked_ns = {thread: worked - self._before_ns.get(thread, 0) for thread, (worked, _) in self._clocks_ns().items()}
         least_ns = WORKER_SHARE * max(worked_ns.values(), default=0)
         workers = [thread for thread, ns in worked_ns.items() if ns > least_ns]
         self.workers = len(workers)
         return dict(zip(workers, self._cores, strict=False)) if len(workers) <= len(self._cores) else {}
 
-    def _worked_ns(self) -> dict[int, int]:
-        """Processor time of each thread so far, a process's first thread first."""
+    def held_up(self) -> float:
+        """By what factor the threads have taken longer since the last call (the first one begins) than they have worked, because others
+        had their cores: 1 where they could always go on."""
+        clocks = self._clocks_ns().values() if self._cores else ()
+        seen = (sum(worked for worked, _ in clocks), sum(waited for _, waited in clocks))
+        worked, waited = (max(0, now - before) for now, before in zip(seen, self._seen_ns, strict=True))
+        self._seen_ns = seen
+        return (worked + waited) / worked if worked else 1.0
+
+    def _clocks_ns(self) -> dict[int, tuple[int, int]]:
+        """Of each thread so far, a process's first thread first: processor time, and time in which it could have run but had no core."""
         found = {}
         for member in sorted(family(self._pid)):
             with contextlib.suppress(OSError):
                 for name in sorted(os.listdir(f"/proc/{member}/task"), key=int):
                     with contextlib.suppress(OSError), open(f"/proc/{member}/task/{name}/schedstat") as file:
-                        found[int(name)] = int(file.read().split()[0])
+                        worked, waited, _ = file.read().split()
+                        found[int(name)] = (int(worked), int(waited))
         return found

@@ -203,3 +203,22 @@ def test_a_host_that_is_busy_most_of_the_time_does_not_pass_for_a_calm_one():
         busy = [timed(calm, timing(1.3 + 0.02 * n), timing(1.3 + 0.02 * n), tries=2)[0] for n in range(2)]
         assert all(found.noisy and found.unrest > 1.25 for found in busy)
     assert not timed(calm, timing(1.02, 0.5), timing(1.0, 0.5), tries=2)[0].noisy
+
+
+def test_a_thread_whose_core_others_have_too_is_held_up():
+    alone = f"import os; os.sched_setaffinity(0, {{{CORES[-1]}}})\nprint(flush=True)\nwhile True: pass"
+
+    def seen(placement):
+        time.sleep(0.2)
+        return placement.held_up()
+
+    with running(alone) as first, Placement(first.pid, CORES) as placement:
+        placement.held_up()
+        calm = min(seen(placement) for _ in range(5))
+        with running(alone):
+            time.sleep(0.1)
+            placement.held_up()
+            held_up = [seen(placement) for _ in range(5)]
+        assert 1.0 <= calm < 1.5 < max(held_up) and calm < min(held_up)
+    with running(alone) as first, Placement(first.pid, []) as nowhere:
+        assert nowhere.held_up() == nowhere.held_up() == 1.0
