@@ -8,7 +8,7 @@ different ones. The order of one task's candidates never changes, but for whose 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from itertools import islice
 
 from sandbox.lanes import Lanes
@@ -27,24 +27,27 @@ class Affinity:
 
     def __init__(self) -> None:
         self._warm: dict[Hashable, OrderedDict[str, None]] = {}
-        self._passed: tuple[str, int] = ("", 0)
 
-    def take(self, waiting: Lanes, worker: Hashable, others: Iterable[Hashable]) -> Record:
-        """Removes and returns what `worker` shall judge next.
+    def take(
+        self, waiting: Lanes, worker: Hashable, others: Iterable[Hashable], suits: Callable[[Record], bool] = lambda _: True
+    ) -> Record | None:
+        """Removes and returns what `worker` shall judge next; None if nothing that waits suits it.
 
         First choice is a task that is warm there, then one that is warm with none of `others`, then the first in the
         queue. Where the first was tried before, or passed over `PATIENCE` times, it comes before all of these.
 
         Args:
-          waiting: not empty.
+          waiting: in the order in which they would be served.
           worker: the free oracle. others: the remaining ones.
+          suits: whether `worker` may have it; the rest is as if it did not wait.
         """
-        first = waiting.first
-        passed = self._passed[1] if self._passed[0] == first.id else 0
-        chosen = first if first.attempts or passed >= PATIENCE else self._preferred(waiting, worker, others)
+        first = next(filter(suits, waiting), None)
+        if first is None:
+            return None
+        chosen = first if first.attempts or first.passed >= PATIENCE else self._preferred(first, filter(suits, waiting), worker, others)
         waiting.take(chosen)
         if chosen is not first:
-            self._passed = (first.id, passed + 1)
+            first.passed += 1
         warm = self._warm.setdefault(worker, OrderedDict())
         warm[chosen.task] = None
         warm.move_to_end(chosen.task)
@@ -56,7 +59,7 @@ class Affinity:
         """Of an oracle that was replaced."""
         self._warm.pop(worker, None)
 
-    def _preferred(self, waiting: Lanes, worker: Hashable, others: Iterable[Hashable]) -> Record:
+    def _preferred(self, first: Record, waiting: Iterable[Record], worker: Hashable, others: Iterable[Hashable]) -> Record:
         own = self._warm.get(worker, ())
         elsewhere = {task for other in others for task in self._warm.get(other, ())}
         unknown = None
@@ -65,4 +68,4 @@ class Affinity:
                 return record
             if unknown is None and record.task not in elsewhere:
                 unknown = record
-        return unknown or waiting.first
+        return unknown or first

@@ -68,6 +68,13 @@ def _parser() -> argparse.ArgumentParser:
         help="told to end (SIGTERM, Ctrl-C), finish what is queued for up to so many seconds, and take no more; told again, end at "
         "once (default: %(default)s)",
     )
+    serve.add_argument(
+        "--fleet",
+        choices=["ray"],
+        help="judge on all nodes of a Ray cluster, of which this host is one; --device, --workers, --threads, --cache and --isolation hold "
+        "for each of them",
+    )
+    serve.add_argument("--fleet-address", help="HOST:PORT of the cluster's head, or auto for the one that runs here (default: $RAY_ADDRESS, or auto)")
     serve.add_argument("--log-level", default="warning", choices=["debug", "info", "warning", "error"])
     serve.add_argument("--log-format", default="text", choices=LOG_FORMATS, help="json: an object a line, with evaluation ids")
     serve.set_defaults(run=_serve)
@@ -140,23 +147,31 @@ def _server_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _serve(arguments: argparse.Namespace) -> int:
+    from sandbox.fleet import FleetError
     from sandbox.server import ServerError, serve
     from sandbox.settings import SettingsError, capabilities, make_settings
 
     configure(arguments.log_level, arguments.log_format)
+    if arguments.fleet_address is not None and not arguments.fleet:
+        raise UsageError("--fleet-address is of use with --fleet=ray alone")
+    fleet = None
     try:
         settings = make_settings(
-            device=arguments.device or "auto",
+            # Of a fleet's nodes each looks at itself for what is asked; the broker judges nothing then.
+            device="cpu" if arguments.fleet else arguments.device or "auto",
             workers=arguments.workers,
             threads=arguments.threads,
             cache=arguments.cache,
             max_queue=arguments.max_queue,
-            isolation=arguments.isolation,
+            isolation="none" if arguments.fleet else arguments.isolation,
             drain_s=arguments.drain_s,
             log_level=arguments.log_level.upper(),
             log_format=arguments.log_format,
         )
-        languages = capabilities(settings).languages
+        if arguments.fleet:
+            fleet = _fleet(arguments)
+            fleet.attach()
+        languages = (fleet.offer.capabilities if fleet else capabilities(settings)).languages
         for language in arguments.require:
             if not languages[language].available:
                 raise UsageError(
@@ -166,10 +181,29 @@ def _serve(arguments: argparse.Namespace) -> int:
             logging.getLogger("sandbox").warning(
                 "cpp candidates will be refused: %s", languages["cpp"].problem
             )
-        serve(settings, arguments.socket, log_level=arguments.log_level)
-    except (SettingsError, ServerError) as error:
+        serve(settings, arguments.socket, fleet=fleet, log_level=arguments.log_level)
+    except (SettingsError, ServerError, FleetError) as error:
         raise UsageError(str(error)) from error
+    finally:
+        if fleet is not None:
+            fleet.end()
     return 0
+
+
+def _fleet(arguments: argparse.Namespace):
+    from sandbox.fleet.fleet import Fleet
+    from sandbox.fleet.survey import Wishes
+
+    wishes = Wishes(
+        device=arguments.device or "auto",
+        workers=arguments.workers,
+        threads=arguments.threads,
+        cache=arguments.cache,
+        isolation=arguments.isolation,
+        log_level=arguments.log_level.upper(),
+        log_format=arguments.log_format,
+    )
+    return Fleet(arguments.fleet_address or os.environ.get("RAY_ADDRESS") or "auto", wishes, arguments.max_queue)
 
 
 def _top(arguments: argparse.Namespace) -> int:

@@ -20,6 +20,9 @@ _HELP = {
     "sandbox_builds_cached_total": ("counter", "Extensions found in the cache"),
     "sandbox_exclusive_seconds_total": ("counter", "Time that a device was kept for timing alone"),
     "sandbox_workers_ready": ("gauge", "Oracle processes that are up"),
+    "sandbox_node_workers_ready": ("gauge", "Oracle processes that are up, by node of the fleet"),
+    "sandbox_node_evaluations_total": ("counter", "Evaluations that came to an end, by node of the fleet"),
+    "sandbox_nodes_lost_total": ("counter", "Nodes of the fleet that went out of service"),
 }
 
 

@@ -33,7 +33,13 @@ class UnknownId(KeyError):
 
 @dataclass(eq=False)
 class Record:
-    """One evaluation as the broker knows it; `content` and `task` are digests of all that is judged and of its task."""
+    """One evaluation as the broker knows it; `content` and `task` are digests of all that is judged and of its task.
+
+    Attributes:
+      arm: names what is to be judged on one host, as the candidates of a verification's arm are; "" for all else.
+      passed: so often another was preferred to it while it was the first that waited.
+      shunned, shunned_until_s: the host on which its oracle was lost, which does not get it again before that time (monotonic).
+    """
 
     id: str
     content: str
@@ -43,7 +49,11 @@ class Record:
     created_s: float
     client: str = ""
     priority: int = 0
+    arm: str = ""
     attempts: int = 0
+    passed: int = 0
+    shunned: str = ""
+    shunned_until_s: float = 0.0
     cancelled: bool = False
     fetched: bool = False
     """Somebody has been given the result."""

@@ -4,13 +4,16 @@ again."""
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import secrets
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, get_args
 
 from sandbox.affinity import Affinity
+from sandbox.fleet.crew import Crew, Node, OracleSource
 from sandbox.lanes import Lanes
 from sandbox.ledger import Ledger
 from sandbox.logs import fields
@@ -33,7 +36,7 @@ from sandbox.records import (
     digest,
     event,
 )
-from sandbox.workers import Gates, Worker, WorkerSettings
+from sandbox.workers import Gates, LocalOracle, Oracle, Worker, WorkerSettings
 
 log = logging.getLogger("sandbox.scheduler")
 MAX_ATTEMPTS = 3
@@ -43,20 +46,22 @@ RETRY_AFTER_S = 1.0
 
 
 class Scheduler:
-    """Takes requests, keeps `workers` oracle processes busy, remembers verdicts.
+    """Takes requests, keeps oracle processes busy, remembers verdicts.
 
     Args:
       settings: of the oracle processes.
       workers: how many.
       max_queue: most evaluations that may wait.
       cores: how many ordinary pieces of work may run at once beside each other.
+      fleet: its oracles are used instead of ones on this host.
     """
 
-    def __init__(self, settings: WorkerSettings, *, workers: int, max_queue: int, cores: int):
+    def __init__(self, settings: WorkerSettings, *, workers: int, max_queue: int, cores: int, fleet: OracleSource | None = None):
         self.metrics = Metrics()
-        self._settings, self._n_workers, self.max_queue = settings, workers, max_queue
-        self._gates = Gates(shared_limit=max(1, cores))
-        self._workers: list[Worker] = []
+        self._settings, self._n_workers, self._cores, self.max_queue = settings, workers, cores, max_queue
+        self._fleet = fleet
+        self._crew = Crew()
+        self._numbers = itertools.count()
         self._ledger = Ledger()
         self._waiting = Lanes()
         self._affinity = Affinity()
@@ -68,17 +73,12 @@ class Scheduler:
 
     async def start(self) -> None:
         """Starts the oracle processes; returns before they are ready."""
-        for number in range(self._n_workers):
-            self._workers.append(
-                Worker(
-                    number,
-                    self._settings,
-                    self._gates,
-                    on_message=self._on_message,
-                    on_free=self._on_free,
-                    on_lost=self._on_lost,
-                )
-            )
+        if self._fleet is not None:
+            await self._fleet.start(self)
+        else:
+            here = Node(name="", gates=Gates(shared_limit=max(1, self._cores)))
+            for number in range(self._n_workers):
+                self.join(here, LocalOracle(number, self._settings))
         self._watchdog = asyncio.create_task(self._watch())
 
     def begin_drain(self) -> list[Record]:
@@ -94,7 +94,34 @@ class Scheduler:
         """Ends everything that runs."""
         if self._watchdog is not None:
             self._watchdog.cancel()
-        await asyncio.gather(*(worker.close() for worker in self._workers))
+        await asyncio.gather(*(worker.close() for worker in self._crew))
+        if self._fleet is not None:
+            await self._fleet.close()
+
+    # ------------------------------------------------------------ workers
+
+    def join(self, node: Node, oracle: Oracle) -> Worker:
+        """Takes a worker with this oracle into service."""
+        worker = Worker(
+            next(self._numbers),
+            oracle,
+            node.gates,
+            on_message=self._on_message,
+            on_free=self._on_free,
+            on_lost=self._on_lost,
+        )
+        self._crew.join(worker, node)
+        return worker
+
+    def leave(self, workers: Sequence[Worker], why: str) -> None:
+        """Takes workers out of service; what they have in hand is judged elsewhere, and what they still say is not heard. The caller
+        closes them."""
+        for worker in workers:
+            self._affinity.forget(worker)
+            self._crew.leave(worker)
+        for worker in workers:
+            self._put_back(worker, why)
+        self._dispatch()
 
     # ------------------------------------------------------------ requests
 
@@ -122,15 +149,15 @@ class Scheduler:
         if known is not None:
             return known
         self._make_room(request.client, sum(len(arm.control) + len(arm.treated) for arm in request.arms))
+        verification_id = f"ver-{secrets.token_hex(8)}"
         arms = []
-        for arm in request.arms:
+        for place, arm in enumerate(request.arms):
             ids: tuple[list[str], list[str]] = ([], [])
             for number in range(max(len(arm.control), len(arm.treated))):
                 for side, candidates in zip(ids, (arm.control, arm.treated), strict=True):
                     if number < len(candidates):
-                        side.append(self._add(request, arm.task, candidates[number]).id)
+                        side.append(self._add(request, arm.task, candidates[number], f"{verification_id}.{place}").id)
             arms.append(ids)
-        verification_id = f"ver-{secrets.token_hex(8)}"
         self._ledger.add_verification(verification_id, arms)
         self._ledger.remember_answer(request.client_key, body, verification_id)
         self._dispatch()
@@ -197,16 +224,15 @@ class Scheduler:
             waiting=len(self._waiting),
             running=len(self._running),
             limit=self.max_queue,
-            workers=self._n_workers,
-            workers_ready=sum(worker.ready for worker in self._workers),
+            workers=len(self._crew),
+            workers_ready=sum(worker.ready for worker in self._crew),
         )
 
     @property
     def problem(self) -> str:
         """Why an oracle process is missing, if one is."""
-        return next(
-            (worker.last_error for worker in self._workers if worker.last_error and not worker.ready), ""
-        )
+        missing = (worker.last_error for worker in self._crew if worker.last_error and not worker.ready)
+        return (self._fleet.problem if self._fleet else "") or next(missing, "")
 
     def metrics_text(self) -> str:
         queue = self.queue
@@ -216,13 +242,12 @@ class Scheduler:
         reached = [record.result.stage for record, _, _ in self._running.values()]
         for stage in get_args(Stage):
             self.metrics.set("sandbox_running", reached.count(stage), stage=stage)
-        for device, seconds in self._gates.alone_s.items():
-            self.metrics.set("sandbox_exclusive_seconds_total", seconds, device=device)
+        self._crew.report(self.metrics)
         return self.metrics.text()
 
     # ------------------------------------------------------------ life of a record
 
-    def _add(self, request: EvaluationRequest | VerificationRequest, task: TaskSpec, candidate: Candidate) -> Record:
+    def _add(self, request: EvaluationRequest | VerificationRequest, task: TaskSpec, candidate: Candidate, arm: str = "") -> Record:
         job = {
             "task": task.model_dump(),
             "candidate": candidate.model_dump(),
@@ -240,6 +265,7 @@ class Scheduler:
             time.monotonic(),
             client=request.client,
             priority=request.priority,
+            arm=arm,
         )
         self._ledger.add(record)
         log.info("queued", extra=fields(evaluation=record.id, client=record.client or None, task=task.name, language=candidate.language))
@@ -255,30 +281,35 @@ class Scheduler:
         return record
 
     def _dispatch(self) -> None:
-        for worker in self._workers:
+        for worker in self._crew.free():
             if not self._waiting:
                 return
-            if worker.ready and worker.job_id is None:
-                others = [other for other in self._workers if other is not worker]
-                record = self._affinity.take(self._waiting, worker, others)
-                record.attempts += 1
-                self._running[record.id] = (record, worker, time.monotonic())
-                self._update(record, state="running", attempts=record.attempts)
-                log.info("started", extra=fields(evaluation=record.id, oracle=worker.number, attempt=record.attempts))
-                worker.evaluate(record.id, record.job)
+            others = [other for other in self._crew if other is not worker]
+            record = self._affinity.take(self._waiting, worker, others, partial(self._crew.suits, worker))
+            if record is None:
+                continue
+            node = self._crew.node(worker).name
+            self._crew.gave(worker, record)
+            record.attempts += 1
+            self._running[record.id] = (record, worker, time.monotonic())
+            self._update(record, state="running", attempts=record.attempts)
+            log.info("started", extra=fields(evaluation=record.id, oracle=worker.number, node=node or None, attempt=record.attempts))
+            worker.evaluate(record.id, record.job)
 
     def _on_free(self, worker: Worker) -> None:
         self._dispatch()
 
     def _on_message(self, worker: Worker, message: dict[str, Any]) -> None:
         entry = self._running.get(message["id"])
-        if entry is None:
-            return
+        if entry is None or entry[1] is not worker:
+            return  # too late: it was given up, or is judged elsewhere
         record, _, started = entry
         if message["op"] == "stage":
             self._update(record, stage=message["stage"])
             return
         del self._running[record.id]
+        if node := self._crew.node(worker).name:
+            self.metrics.add("sandbox_node_evaluations_total", node=node)
         if message["result"] is None:
             self._promote_follower(record)
             self._finish(record, _cancelled(record))
@@ -292,13 +323,19 @@ class Scheduler:
             self._conclude(record, result)
 
     def _on_lost(self, worker: Worker, text: str) -> None:
-        entry = self._running.pop(worker.job_id or "", None)
-        worker.job_id = None
         self._affinity.forget(worker)
         self.metrics.add("sandbox_worker_restarts_total")
+        self._put_back(worker, text)
+
+    def _put_back(self, worker: Worker, text: str) -> None:
+        """What a worker has in hand is judged again, if it has not been too often."""
+        entry = self._running.pop(worker.job_id or "", None)
+        worker.job_id = None
         if entry is None:
             return
         record = entry[0]
+        if settle_s := self._crew.lost(worker, record):
+            asyncio.get_running_loop().call_later(settle_s, self._dispatch)
         if record.cancelled or record.attempts < MAX_ATTEMPTS:
             self._retry(record, text)
         else:

@@ -25,6 +25,8 @@ from starlette.exceptions import HTTPException
 import sandbox
 from sandbox.build.artifacts import ArtifactStore
 from sandbox.drain import drain
+from sandbox.fleet.fleet import Fleet
+from sandbox.fleet.offer import Served
 from sandbox.jail.probe import isolation
 from sandbox.limited_body import LimitedBody
 from sandbox.protocol import (
@@ -68,10 +70,9 @@ class _Refused(Exception):
         self.status, self.reply, self.retry = status, ErrorReply(error=error, field=field, hint=hint), retry
 
 
-def create_app(settings: Settings, scratch: Path) -> FastAPI:
-    """The application; its scheduler starts and ends with it and is `app.state.scheduler`."""
-    offered = capabilities(settings)
-    level = isolation(settings.isolation)
+def create_app(settings: Settings, scratch: Path, fleet: Fleet | None = None) -> FastAPI:
+    """The application; its scheduler starts and ends with it and is `app.state.scheduler`. A fleet's nodes judge instead of this host."""
+    here = None if fleet else Served(capabilities=capabilities(settings), isolation=isolation(settings.isolation))
     worker_settings = WorkerSettings(
         scratch=scratch,
         cache=settings.cache,
@@ -85,7 +86,7 @@ def create_app(settings: Settings, scratch: Path) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         scheduler = Scheduler(
-            worker_settings, workers=settings.workers, max_queue=settings.max_queue, cores=settings.cores
+            worker_settings, workers=settings.workers, max_queue=settings.max_queue, cores=settings.cores, fleet=fleet
         )
         app.state.scheduler = scheduler
         await scheduler.start()
@@ -100,9 +101,13 @@ def create_app(settings: Settings, scratch: Path) -> FastAPI:
     def scheduler() -> Scheduler:
         return app.state.scheduler
 
+    def served() -> Served:
+        return here or fleet.offer
+
     @app.post("/v1/evaluations", status_code=202)
     async def submit(request: EvaluationRequest) -> EvaluationsAccepted:
         """Queues candidates against one task. Idempotent by `client_key`."""
+        offered = served().capabilities
         _check_task(request.task, offered, "task")
         for number, candidate in enumerate(request.candidates):
             _check_candidate(candidate, request.task, offered, f"candidates.{number}")
@@ -133,6 +138,7 @@ def create_app(settings: Settings, scratch: Path) -> FastAPI:
     @app.post("/v1/verifications", status_code=202)
     async def verify(request: VerificationRequest) -> VerificationAccepted:
         """Queues paired arms, control and treated taking turns."""
+        offered = served().capabilities
         for number, arm in enumerate(request.arms):
             _check_task(arm.task, offered, f"arms.{number}.task")
             for side in ("control", "treated"):
@@ -148,20 +154,20 @@ def create_app(settings: Settings, scratch: Path) -> FastAPI:
     @app.get("/v1/health")
     async def health() -> Health:
         """Liveness, isolation level, devices, queue."""
-        queue = scheduler().queue
-        missing = list(level.missing)
+        queue, now = scheduler().queue, served()
+        missing = list(now.isolation.missing)
         if scheduler().problem:
             missing.append(scheduler().problem)
-        ready = queue.workers_ready == queue.workers
+        ready = queue.workers_ready == queue.workers > 0
         status = "ok" if ready else "degraded" if scheduler().problem or queue.workers_ready else "starting"
         status = "draining" if scheduler().draining else status
         return Health(
             status=status,
             version=sandbox.__version__,
-            level=level.name,
-            features=list(level.features),
+            level=now.isolation.name,
+            features=list(now.isolation.features),
             missing=missing,
-            devices=list(settings.devices),
+            devices=list(now.capabilities.devices),
             queue=queue,
             uptime_s=time.monotonic() - started,
         )
@@ -169,7 +175,7 @@ def create_app(settings: Settings, scratch: Path) -> FastAPI:
     @app.get("/v1/capabilities")
     async def get_capabilities() -> Capabilities:
         """Languages, devices, limits, and the rule of the bare kernel form."""
-        return offered
+        return served().capabilities
 
     @app.get("/v1/metrics")
     async def metrics() -> PlainTextResponse:
@@ -179,7 +185,7 @@ def create_app(settings: Settings, scratch: Path) -> FastAPI:
     return app
 
 
-def serve(settings: Settings, socket_path: Path, *, log_level: str = "info") -> None:
+def serve(settings: Settings, socket_path: Path, *, fleet: Fleet | None = None, log_level: str = "info") -> None:
     """Serves on a Unix socket (mode 0600) until SIGTERM or SIGINT; nothing it started outlives it.
 
     Told to end, it finishes what it has for up to `settings.drain_s`, unless it is told again. Logs go wherever the caller has
@@ -202,7 +208,7 @@ def serve(settings: Settings, socket_path: Path, *, log_level: str = "info") -> 
                 f"cannot use the cache {settings.cache} or the temporary directory: {error}"
             ) from error
         config = uvicorn.Config(
-            create_app(settings, scratch),
+            create_app(settings, scratch, fleet),
             log_level=log_level,
             log_config=None,  # ours, as all else here
             access_log=False,
@@ -210,7 +216,8 @@ def serve(settings: Settings, socket_path: Path, *, log_level: str = "info") -> 
             timeout_graceful_shutdown=1,
             timeout_keep_alive=75,
         )
-        log.info("sandbox serves %s on %s", ", ".join(settings.devices), socket_path)
+        devices = fleet.offer.capabilities.devices if fleet else settings.devices
+        log.info("sandbox serves %s on %s", ", ".join(devices), socket_path)
         _Server(config, settings.drain_s).run(sockets=[listener])
     finally:
         listener.close()

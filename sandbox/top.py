@@ -62,11 +62,14 @@ def view(before: Look, now: Look) -> Group:
         _table("outcome", "verdicts", before, now, "sandbox_evaluations_total", per_s="verdicts/s", seconds=seconds),
         _table("stage", "seconds", before, now, "sandbox_stage_seconds_total", per_s="at once", seconds=seconds),
         _table("device", "alone, s", before, now, "sandbox_exclusive_seconds_total", per_s="share", seconds=seconds),
+        _table("node", "verdicts", before, now, "sandbox_node_evaluations_total", per_s="verdicts/s", seconds=seconds),
     ]
+    ready = [f"{name} {n:.0f}" for name, n in now.values.get("sandbox_node_workers_ready", {}).items() if name]
+    nodes = [Text("oracles by node: " + "  ".join(ready))] if ready else []
     running = {stage: n for stage, n in now.values.get("sandbox_running", {}).items() if n}
     reached = Text("running after: " + ("  ".join(f"{stage} {n:.0f}" for stage, n in running.items()) or "nothing"))
     cached = Text(f"answered from the cache: {now.total('sandbox_cached_total'):.0f}")
-    return Group(head, work, reached, cached, *(table for table in tables if table.row_count))
+    return Group(head, work, reached, cached, *nodes, *(table for table in tables if table.row_count))
 
 
 def watch(client: SandboxClient, every_s: float, *, once: bool = False) -> None:

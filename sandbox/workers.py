@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import sandbox
 from sandbox.gate import Gate
@@ -26,6 +26,7 @@ log = logging.getLogger("sandbox.workers")
 PATIENCE_S = 0.25
 RESTART_PAUSE_S = 0.5
 MAX_LINE_BYTES = 16 << 20
+CLOSE_S = 5.0
 CLEAR_S = 10.0
 """Jails die a moment after their oracle; until then one may still write into its directory."""
 
@@ -78,13 +79,91 @@ class Gates:
         return self._gates[resource]
 
 
+class Oracle(Protocol):
+    """An oracle process wherever it runs, and its successors: one at a time."""
+
+    async def start(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Starts a process; returns the connection that carries its lines. Raises OSError."""
+
+    def kill(self) -> None:
+        """Kills the process; everything under it dies with it."""
+
+    async def ended(self) -> str:
+        """Waits for the process to end, as it does when its connection closes; returns how it ended."""
+
+    async def clear(self) -> None:
+        """Deletes what the dead process and its jails have left on the disk; they had no chance to do so."""
+
+
+def oracle_command(descriptor: int, directory: Path, settings: WorkerSettings) -> tuple[list[str], dict[str, str]]:
+    """Command line and environment of an oracle process that is a child of this process.
+
+    Args:
+      descriptor: of the stream socket that it inherits (see `sandbox.oracle.worker`).
+      directory: its own.
+      settings: see there; `scratch` is left out of account.
+    """
+    told = {
+        "parent": os.getpid(),
+        "scratch": str(directory),
+        "cache": str(settings.cache),
+        "threads": settings.threads,
+        "isolation": settings.isolation,
+        "log_level": settings.log_level,
+        "log_format": settings.log_format,
+    }
+    root = str(Path(sandbox.__file__).resolve().parent.parent)
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")])),
+        "OMP_NUM_THREADS": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+    }
+    return [sys.executable, "-P", "-m", "sandbox.oracle.worker", str(descriptor), json.dumps(told)], environment
+
+
+class LocalOracle:
+    """An oracle process on this host; see `Oracle`. `number` is its worker's, for logs."""
+
+    def __init__(self, number: int, settings: WorkerSettings):
+        self._number, self._settings = number, settings
+        self._process: asyncio.subprocess.Process | None = None
+        self._directory: Path | None = None
+
+    async def start(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        self._directory = make_directory(self._settings.scratch, f"oracle-{self._number}-")
+        ours, theirs = socket.socketpair()
+        with theirs:
+            command, environment = oracle_command(theirs.fileno(), self._directory, self._settings)
+            self._process = await asyncio.create_subprocess_exec(
+                *command,
+                pass_fds=[theirs.fileno()],
+                stdin=asyncio.subprocess.DEVNULL,
+                start_new_session=True,
+                env=environment,
+            )
+        return await asyncio.open_connection(sock=ours, limit=MAX_LINE_BYTES)
+
+    def kill(self) -> None:
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
+
+    async def ended(self) -> str:
+        return f"exit status {await self._process.wait()}" if self._process else "never started"
+
+    async def clear(self) -> None:
+        directory, self._directory = self._directory, None
+        if directory is not None and not await asyncio.to_thread(remove_directory, directory, CLEAR_S):
+            log.warning("%s could not be deleted; it goes when the server stops", directory)
+
+
 class Worker:
     """One oracle process and its successor when it dies.
 
     Args:
       number: its index, for logs.
-      settings: see there.
-      gates: shared by all workers.
+      oracle: where the processes come from.
+      gates: shared by all workers of a host.
       on_message: called with each "stage" and "result" message.
       on_free: called when the worker can take the next evaluation.
       on_lost: called with a text when the process died with an evaluation in hand.
@@ -93,24 +172,22 @@ class Worker:
     def __init__(
         self,
         number: int,
-        settings: WorkerSettings,
+        oracle: Oracle,
         gates: Gates,
         *,
         on_message: Callable[[Worker, dict], None],
         on_free: Callable[[Worker], None],
         on_lost: Callable[[Worker, str], None],
     ):
-        self.number, self._settings, self._gates = number, settings, gates
+        self.number, self._oracle, self._gates = number, oracle, gates
         self._on_message, self._on_free, self._on_lost = on_message, on_free, on_lost
         self.ready = False
         self.job_id: str | None = None
         self.last_error = ""
         self.restarts = 0
-        self._process: asyncio.subprocess.Process | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._held: dict[int, str] = {}
         self._closing = False
-        self._directory: Path | None = None
         self._task = asyncio.create_task(self._live(), name=f"worker-{number}")
 
     def evaluate(self, job_id: str, job: dict[str, Any]) -> None:
@@ -126,20 +203,18 @@ class Worker:
 
     def kill(self) -> None:
         """Kills the process; everything under it dies with it."""
-        if self._process is not None and self._process.returncode is None:
-            self._process.kill()
+        self._oracle.kill()
 
     async def close(self) -> None:
         """Ends the process and waits for it."""
         self._closing = True
         if self._writer is not None:
             self._writer.close()
-        if self._process is not None:
-            try:
-                await asyncio.wait_for(self._process.wait(), 5.0)
-            except TimeoutError:
-                self.kill()
-                await self._process.wait()
+        try:
+            await asyncio.wait_for(self._oracle.ended(), CLOSE_S)
+        except TimeoutError:
+            self.kill()
+            await self._oracle.ended()
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
 
@@ -155,63 +230,25 @@ class Worker:
             was_ready, self.ready, self._writer = self.ready, False, None
             if self._closing:
                 return
-            code = self._process.returncode if self._process else None
-            self.last_error = self.last_error or f"oracle process {self.number} ended (exit status {code})"
             log.error("%s; starting another", self.last_error)
             self.restarts += 1
             if self.job_id is not None:
                 self._on_lost(self, self.last_error)
-            await self._clear()
+            await self._oracle.clear()
             if not was_ready or time.monotonic() - started < RESTART_PAUSE_S:
                 await asyncio.sleep(min(RESTART_PAUSE_S * self.restarts, 10.0))
 
-    async def _clear(self) -> None:
-        """Deletes what the dead process and its jails have left on the disk; they had no chance to do so."""
-        directory, self._directory = self._directory, None
-        if directory is not None and not await asyncio.to_thread(remove_directory, directory, CLEAR_S):
-            log.warning("%s could not be deleted; it goes when the server stops", directory)
-
     async def _run_once(self) -> None:
-        self._directory = make_directory(self._settings.scratch, f"oracle-{self.number}-")
-        ours, theirs = socket.socketpair()
-        settings = {
-            "parent": os.getpid(),
-            "scratch": str(self._directory),
-            "cache": str(self._settings.cache),
-            "threads": self._settings.threads,
-            "isolation": self._settings.isolation,
-            "log_level": self._settings.log_level,
-            "log_format": self._settings.log_format,
-        }
-        with theirs:
-            root = str(Path(sandbox.__file__).resolve().parent.parent)
-            environment = {
-                **os.environ,
-                "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")])),
-                "OMP_NUM_THREADS": "1",
-                "OPENBLAS_NUM_THREADS": "1",
-            }
-            self._process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-P",
-                "-m",
-                "sandbox.oracle.worker",
-                str(theirs.fileno()),
-                json.dumps(settings),
-                pass_fds=[theirs.fileno()],
-                stdin=asyncio.subprocess.DEVNULL,
-                start_new_session=True,
-                env=environment,
-            )
-        reader, self._writer = await asyncio.open_connection(sock=ours, limit=MAX_LINE_BYTES)
+        reader, self._writer = await self._oracle.start()
         try:
             while line := await reader.readline():
                 self._handle(json.loads(line))
-        except (ConnectionError, ValueError) as error:
+        except (OSError, ValueError) as error:
             self.last_error = f"oracle process {self.number}: {error}"
             self.kill()
         self._writer.close()
-        await self._process.wait()
+        how = await self._oracle.ended()
+        self.last_error = self.last_error or f"oracle process {self.number} ended ({how})"
 
     def _handle(self, message: dict[str, Any]) -> None:
         kind = message["op"]

@@ -65,3 +65,11 @@ def test_what_cannot_be_watched_is_said(server, every, socket, said):
     command = [sys.executable, "-m", "sandbox", "top", "--socket", socket or str(server.socket), "--every", every]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2 and said in done.stderr
+
+
+def test_a_fleet_s_nodes_are_shown():
+    nodes = 'sandbox_node_workers_ready{node="a-1"} 2\nsandbox_node_workers_ready{node="b-2"} 0\nsandbox_node_evaluations_total{node="a-1"} '
+    text = shown(view(look(0.0, METRICS + nodes + "1"), look(2.0, METRICS + nodes + "7")))
+    lines = [line.split() for line in text.splitlines()]
+    assert "oracles by node: a-1 2  b-2 0" in text and ["a-1", "7", "3.00"] in lines
+    assert "node" not in shown(view(look(0.0, METRICS), look(2.0, METRICS)))
