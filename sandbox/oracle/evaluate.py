@@ -36,7 +36,7 @@ from sandbox.oracle.loading import Loader
 from sandbox.oracle.own_time import check_own_code, own_time_of, rule
 from sandbox.oracle.reference import Reference, References, TaskRejected
 from sandbox.oracle.room import DeviceFull, crowded, make_room
-from sandbox.oracle.steady import Placement, steady
+from sandbox.oracle.steady import HANDING_OVER, Placement, steady
 from sandbox.oracle.trials import Trials
 from sandbox.oracle.turns import Turns
 from sandbox.oracle.yardstick import Yardstick
@@ -335,7 +335,8 @@ class Judge:
                     return measure(side, sides, plan, rng, use_slope=use_slope, before_pair=look)
 
                 def slowdown() -> float:
-                    return max(self._yardstick.slowdown(), theirs.held_up(), ours.held_up())
+                    held_up = max(placement.held_up() for placement in (theirs, ours))
+                    return max(self._yardstick.slowdown(), held_up / HANDING_OVER)
 
                 with blamed_on_candidate(candidate, "timing", options.time_s, options.memory_bytes):
                     verdict.timing = timed() if on_gpu else reference.calm.timed(timed, plan.tries, slowdown)

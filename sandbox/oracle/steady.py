@@ -26,6 +26,9 @@ from sandbox.oracle.idle import family
 
 WORKER_SHARE = 0.05
 """A thread works that takes as much of the busiest one's processor time."""
+HANDING_OVER = 1.25
+"""By this factor threads are held up where nobody disturbs them (1.0 to 1.3 seen of two threads of short calls, 1.7 to 2.5 beside other
+programs): a core that one thread has just finished with is not at once the other's."""
 LATENCY = Path("/dev/cpu_dma_latency")
 """Where the wish is made; for root alone, unless a machine's owner has given others the right to it."""
 
