@@ -23,6 +23,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from sandbox.jail.pages import settled_copy
+
 if TYPE_CHECKING:
     from sandbox.verdict.coverage import OwnKernel
 
@@ -194,7 +196,7 @@ class CpuDevice:
         return
 
     def to_device(self, tensor: Any) -> Any:
-        return tensor.clone()
+        return settled_copy(tensor)
 
     def to_host(self, tensor: Any) -> Any:
         return tensor.detach().contiguous()

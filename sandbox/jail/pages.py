@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import torch
 
 HUGE_BYTES = 2 << 20
+SETTLED_BYTES = 256 << 10
 MADV_HUGEPAGE, MADV_COLLAPSE = 14, 25
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 LARGEST_KEPT_BYTES = 32 << 20
@@ -48,13 +49,29 @@ def huge_zeros(n_bytes: int) -> torch.Tensor:
     """Zeroed memory, uint8 [n_bytes], on huge pages where the kernel has them to give: a stop of the process, or another one's turn,
     can cost it the translations of its addresses, and those of 2 MiB in usual pages take longer to find again than the sum of the
     numbers there."""
+    return _huge(n_bytes).zero_()
+
+
+def settled_copy(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy of a tensor on a CPU whose place in memory does not depend on what a process has allocated before: a large contiguous one
+    lies on huge pages of its own. (In the heap its pages are huge or not as it happens, and stay so: one process in thirty took 0.052 ms
+    for the sums of a matrix of 2 MiB, the others 0.030.)"""
+    n_bytes = tensor.numel() * tensor.element_size()
+    if n_bytes < SETTLED_BYTES or not tensor.is_contiguous():
+        return tensor.clone()
+    return _huge(n_bytes).view(tensor.dtype).view(tensor.shape).copy_(tensor)
+
+
+def _huge(n_bytes: int) -> torch.Tensor:
+    """Memory that nothing was written to yet, uint8 [n_bytes]."""
     import torch
 
-    area = mmap.mmap(-1, n_bytes + HUGE_BYTES)
+    area = mmap.mmap(-1, (n_bytes // HUGE_BYTES + 2) * HUGE_BYTES)
     memory = torch.frombuffer(area, dtype=torch.uint8)
     start = -memory.data_ptr() % HUGE_BYTES
-    libc.madvise(ctypes.c_void_p(memory.data_ptr() + start), ctypes.c_size_t(n_bytes), MADV_HUGEPAGE)
-    return memory[start : start + n_bytes].zero_()
+    whole = -(-n_bytes // HUGE_BYTES) * HUGE_BYTES  # the last page is to be a huge one too
+    libc.madvise(ctypes.c_void_p(memory.data_ptr() + start), ctypes.c_size_t(whole), MADV_HUGEPAGE)
+    return memory[start : start + n_bytes]
 
 
 def keep_memory() -> None:

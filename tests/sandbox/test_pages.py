@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from sandbox.jail.limits import Limits
+from sandbox.jail.pages import HUGE_BYTES, SETTLED_BYTES, settled_copy
 from sandbox.jail.processes import members
 from sandbox.jail.spawn import Zygote
 from sandbox.jail.tensors import pack
@@ -50,3 +51,21 @@ def test_the_outputs_of_a_new_process_s_calls_are_memory_that_it_has_already(zyg
             runner.call("time_block", 20.0, calls=CALLS, keep=keep, **block)
         a_call = (faults(runner.pid) - before) / (5 * CALLS)
     assert a_call < OUTPUT_PAGES / 10, f"{a_call:.0f} page faults a call"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64])
+def test_large_inputs_lie_on_pages_of_their_own(dtype):
+    for shape in ((512, 1024), (3, 700, 401)):
+        tensor = torch.randn(shape).to(dtype)
+        copy, other = settled_copy(tensor), settled_copy(tensor)
+        assert torch.equal(copy, tensor) and copy.shape == tensor.shape and copy.dtype == dtype and copy.is_contiguous()
+        assert copy.data_ptr() % HUGE_BYTES == 0 and abs(copy.data_ptr() - other.data_ptr()) >= HUGE_BYTES
+        copy.zero_()
+        assert torch.equal(other, tensor)
+
+
+def test_small_and_strided_tensors_are_cloned():
+    small, strided = torch.randn(SETTLED_BYTES // 4 - 1), torch.randn(700, 900).t()
+    for tensor in (small, strided, torch.empty(0), torch.tensor(3.0)):
+        copy = settled_copy(tensor)
+        assert torch.equal(copy, tensor) and copy.stride() == tensor.stride() and copy.data_ptr() != tensor.data_ptr() or not tensor.numel()
