@@ -55,6 +55,10 @@ class Affinity:
             warm.popitem(last=False)
         return chosen
 
+    def is_warm(self, worker: Hashable, task: str) -> bool:
+        """Whether an oracle has a task's reference."""
+        return task in self._warm.get(worker, ())
+
     def forget(self, worker: Hashable) -> None:
         """Of an oracle that was replaced."""
         self._warm.pop(worker, None)

@@ -281,7 +281,7 @@ class Scheduler:
         return record
 
     def _dispatch(self) -> None:
-        for worker in self._crew.free():
+        for worker in self._crew.free(self._is_warm_for_the_first):
             if not self._waiting:
                 return
             others = [other for other in self._crew if other is not worker]
@@ -295,6 +295,10 @@ class Scheduler:
             self._update(record, state="running", attempts=record.attempts)
             log.info("started", extra=fields(evaluation=record.id, oracle=worker.number, node=node or None, attempt=record.attempts))
             worker.evaluate(record.id, record.job)
+
+    def _is_warm_for_the_first(self, worker: Worker) -> bool:
+        first = next(iter(self._waiting), None)
+        return first is not None and self._affinity.is_warm(worker, first.task)
 
     def _on_free(self, worker: Worker) -> None:
         self._dispatch()

@@ -78,6 +78,7 @@ def create_app(settings: Settings, scratch: Path, fleet: Fleet | None = None) ->
         cache=settings.cache,
         threads=settings.threads,
         isolation=settings.isolation,
+        gpu=any(device.startswith("cuda") for device in settings.devices),
         log_level=settings.log_level,
         log_format=settings.log_format,
     )

@@ -39,6 +39,8 @@ class WorkerSettings:
     cache: Path
     threads: int
     isolation: Level = "strict"
+    gpu: bool = False
+    """It judges on GPUs, and so gets ready for that when it starts."""
     log_level: str = "WARNING"
     log_format: LogFormat = "text"
 
@@ -109,6 +111,7 @@ def oracle_command(descriptor: int, directory: Path, settings: WorkerSettings) -
         "cache": str(settings.cache),
         "threads": settings.threads,
         "isolation": settings.isolation,
+        "gpu": settings.gpu,
         "log_level": settings.log_level,
         "log_format": settings.log_format,
     }
@@ -183,6 +186,7 @@ class Worker:
         self._on_message, self._on_free, self._on_lost = on_message, on_free, on_lost
         self.ready = False
         self.job_id: str | None = None
+        self.free_since_s = 0.0
         self.last_error = ""
         self.restarts = 0
         self._writer: asyncio.StreamWriter | None = None
@@ -271,7 +275,7 @@ class Worker:
             self._on_message(self, message)
         elif kind == "result":
             self._on_message(self, message)
-            self.job_id = None
+            self.job_id, self.free_since_s = None, time.monotonic()
             self._on_free(self)
 
     def _release(self, ticket: int) -> None:

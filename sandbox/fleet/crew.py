@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -101,15 +101,16 @@ class Crew:
             if node.name:
                 metrics.set("sandbox_node_workers_ready", sum(worker.ready for worker in workers), node=node.name)
 
-    def free(self) -> Iterator[Worker]:
-        """Each worker that can take an evaluation when its turn comes, those of the host with the smallest share at work first."""
+    def free(self, prefer: Callable[[Worker], bool] = lambda _: False) -> Iterator[Worker]:
+        """Each worker that can take an evaluation when its turn comes: those that are preferred first, then those of the host with the
+        smallest share at work, and of these who has rested longest."""
         asked = set()
         while True:
             free = [worker for worker in self._nodes if worker.ready and worker.job_id is None and worker not in asked]
             if not free:
                 return
             shares = {node: sum(worker.job_id is not None for worker in workers) / len(workers) for node, workers in self._workers.items()}
-            worker = min(free, key=lambda one: shares[self._nodes[one]])
+            worker = min(free, key=lambda one: (not prefer(one), shares[self._nodes[one]], one.free_since_s))
             asked.add(worker)
             yield worker
 

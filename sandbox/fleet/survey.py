@@ -96,6 +96,7 @@ def survey(wishes: Wishes) -> Survey:
             "cache": str(settings.cache),
             "threads": settings.threads,
             "isolation": settings.isolation,
+            "gpu": any(device.startswith("cuda") for device in settings.devices),
             "log_level": settings.log_level,
             "log_format": settings.log_format,
         },

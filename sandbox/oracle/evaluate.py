@@ -107,9 +107,9 @@ class Judge:
         self._left: list[Callable[[], None]] = []
         """What is still to be done once the last evaluation's verdict is given."""
 
-    def start(self) -> None:
-        """Starts what every evaluation needs, so that the first one does not pay for it."""
-        self._loader.start()
+    def start(self, gpu: bool = False) -> None:
+        """Starts what every evaluation needs (`gpu`: one on a GPU), so that the first one does not pay for it."""
+        self._loader.start(gpu)
 
     def prepare(self, job: Job) -> None:
         """To be called when a verdict has been passed on: ends what is left of its evaluation, and on a GPU gets a runner ready for

@@ -80,10 +80,10 @@ class Loader:
         self._no_arenas = False
         self._spare: tuple[str, Runner] | None = None
 
-    def start(self) -> None:
-        """Starts what every evaluation needs, so that the first one does not pay for it."""
-        self._zygote("plain")
-        self._zygote("programs")
+    def start(self, gpu: bool = False) -> None:
+        """Starts what every evaluation needs (`gpu`: one on a GPU), so that the first one does not pay for it."""
+        for flavour in ("plain", "programs", *(["gpu"] if gpu else [])):
+            self._zygote(flavour)
 
     def close(self) -> None:
         """Ends all zygotes and what they have forked."""

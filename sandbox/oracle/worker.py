@@ -135,7 +135,7 @@ def main(arguments: list[str]) -> None:
         on_stage=lambda job_id, stage: _send_stage(link, job_id, stage),
     )
     try:
-        judge.start()
+        judge.start(gpu=settings.get("gpu", False))
         link.send({"op": "ready"})
         while True:
             message = link.receive()

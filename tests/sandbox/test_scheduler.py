@@ -21,9 +21,10 @@ class FakeWorker:
     """Takes one evaluation; the test answers for it."""
 
     instances: list["FakeWorker"] = []
+    answers = 0
 
     def __init__(self, number, settings, gates, *, on_message, on_free, on_lost):
-        self.number, self.ready, self.job_id, self.last_error = number, True, None, ""
+        self.number, self.ready, self.job_id, self.last_error, self.free_since_s = number, True, None, "", 0.0
         self._on_message, self._on_free, self._on_lost = on_message, on_free, on_lost
         self.taken, self.cancelled, self.killed = [], 0, False
         FakeWorker.instances.append(self)
@@ -41,6 +42,7 @@ class FakeWorker:
             ).model_dump()
         self._on_message(self, {"op": "result", "id": job_id, "result": result})
         self.job_id = None
+        self.free_since_s = FakeWorker.answers = FakeWorker.answers + 1
         self._on_free(self)
 
     def die(self):
@@ -61,13 +63,13 @@ def named(name):
     return kernel(name).model_copy(update={"source": name})
 
 
-def scenario(test, *, max_queue=100):
-    """Runs an async test with a scheduler that has one fake worker."""
+def scenario(test, *, max_queue=100, workers=1):
+    """Runs an async test with a scheduler that has fake workers; the test gets the first one."""
 
     async def run():
         FakeWorker.instances.clear()
         settings = WorkerSettings(scratch=Path("."), cache=Path("."), threads=1)
-        scheduler = Scheduler(settings, workers=1, max_queue=max_queue, cores=1)
+        scheduler = Scheduler(settings, workers=workers, max_queue=max_queue, cores=1)
         await scheduler.start()
         try:
             await test(scheduler, FakeWorker.instances[0])
@@ -308,3 +310,18 @@ def test_what_is_kept_is_bounded(monkeypatch):
         assert worker.taken[-1] == "0"
 
     scenario(test)
+
+
+def test_a_task_goes_to_the_worker_that_has_its_reference_and_a_new_one_to_who_has_rested_longest():
+    def judge(scheduler, task, name):
+        request = EvaluationRequest(task=TaskSpec(reference=task), candidates=[named(name)], options=OPTIONS)
+        scheduler.submit(request)
+        [busy] = [worker for worker in FakeWorker.instances if worker.job_id]
+        busy.answer()
+        return busy.number
+
+    async def test(scheduler, _):
+        assert [judge(scheduler, task, "a") for task in ("one", "two", "three", "four")] == [0, 1, 2, 0]
+        assert [judge(scheduler, task, "b") for task in ("three", "two", "one", "five")] == [2, 1, 0, 2]
+
+    scenario(test, workers=3)
