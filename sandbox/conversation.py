@@ -23,6 +23,7 @@ from sandbox.protocol import (
     Candidate,
     EvaluationRequest,
     EvaluationResult,
+    EvaluationResults,
     EvaluationsAccepted,
     Options,
     TaskSpec,
@@ -146,6 +147,12 @@ class Conversation:
         path = f"/v1/evaluations/{evaluation_id}"
         return (yield from self.get(path, EvaluationResult, {"wait_s": wait_s}, read_s=wait_s))
 
+    def results(self, ids: Sequence[str], wait_s: float) -> Steps[list[EvaluationResult]]:
+        """Those before the first that is not done."""
+        params = {"ids": ",".join(ids), "wait_s": wait_s}
+        found = yield from self.get("/v1/evaluations/results", EvaluationResults, params, read_s=wait_s)
+        return found.results
+
     def cancel(self, evaluation_id: str) -> Steps[EvaluationResult]:
         response = yield from self.request(
             Call("DELETE", f"/v1/evaluations/{evaluation_id}", read_s=self.timeout_s)
@@ -179,11 +186,11 @@ class Conversation:
             finished = 0
             while finished < len(ids):
                 try:
-                    result = yield from self.result(ids[finished], LONG_POLL_S)
+                    found = yield from self.results(ids[finished:], LONG_POLL_S)
                 except SandboxRejected as error:
                     ids = yield from self._resubmit(request, ids, finished, error)
                     continue
-                if result.state == "done":
+                for result in found:
                     if on_result:
                         on_result(start + finished, result)
                     results.append(result)

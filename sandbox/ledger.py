@@ -41,6 +41,10 @@ class Ledger:
             raise UnknownId(evaluation_id)
         return record
 
+    def find(self, evaluation_id: str) -> Record | None:
+        """None for an id that is not known."""
+        return self._records.get(evaluation_id)
+
     def unfetched(self) -> list[Record]:
         """Evaluations whose results nobody has been given, be they done or not."""
         return [record for record in self._records.values() if not record.fetched]

@@ -304,6 +304,12 @@ class VerificationRequest(_Request):
     options: Options = Options()
 
 
+class EvaluationResults(_Reply):
+    """Of the evaluations asked for, in their order, those before the first that is not done."""
+
+    results: list[EvaluationResult]
+
+
 class VerificationAccepted(_Reply):
     id: str
 

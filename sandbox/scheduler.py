@@ -178,6 +178,19 @@ class Scheduler:
         record.fetched = record.fetched or record.done.is_set()
         return record.result
 
+    async def wait_leading(self, ids: Sequence[str], wait_s: float) -> list[EvaluationResult]:
+        """The results of those before the first that is not done, waiting up to `wait_s` seconds for the first. Raises UnknownId (for
+        the first alone), ShuttingDown."""
+        await self.wait(ids[0], wait_s)
+        found: list[EvaluationResult] = []
+        for one in ids:
+            record = self._ledger.find(one)
+            if record is None or not record.done.is_set():
+                break
+            record.fetched = True
+            found.append(record.result)
+        return found
+
     async def wait_verification(self, verification_id: str, wait_s: float) -> VerificationResult:
         """All results of a verification, waiting up to `wait_s` for the last. Raises UnknownId."""
         arms = self._ledger.arms(verification_id)

@@ -37,6 +37,7 @@ from sandbox.protocol import (
     ErrorReply,
     EvaluationRequest,
     EvaluationResult,
+    EvaluationResults,
     EvaluationsAccepted,
     Health,
     TaskSpec,
@@ -115,15 +116,17 @@ def create_app(settings: Settings, scratch: Path, fleet: Fleet | None = None) ->
         ids = scheduler().submit(request)
         return EvaluationsAccepted(ids=ids)
 
-    # Declared before the route with an id, which would take "stream" for one.
+    # Declared before the route with an id, which would take "stream" and "results" for one.
     @app.get("/v1/evaluations/stream")
     async def stream(ids: str) -> StreamingResponse:
         """NDJSON of stage changes and results; ends when all named evaluations are done."""
-        names = [name for name in ids.split(",") if name]
-        if not 1 <= len(names) <= MAX_STREAM_IDS:
-            raise _Refused(422, f"{len(names)} ids, between 1 and {MAX_STREAM_IDS} are possible", "ids")
-        queue, records = scheduler().listen(names)
+        queue, records = scheduler().listen(_named(ids))
         return StreamingResponse(_events(queue, records), media_type="application/x-ndjson")
+
+    @app.get("/v1/evaluations/results")
+    async def results(ids: str, wait_s: WaitSeconds = 0.0) -> EvaluationResults:
+        """Long-polls the first of the named evaluations, and answers with all results up to the first that is not there yet."""
+        return EvaluationResults(results=await scheduler().wait_leading(_named(ids), wait_s))
 
     @app.get("/v1/evaluations/{evaluation_id}")
     async def result(evaluation_id: str, wait_s: WaitSeconds = 0.0) -> EvaluationResult:
@@ -184,6 +187,14 @@ def create_app(settings: Settings, scratch: Path, fleet: Fleet | None = None) ->
         return PlainTextResponse(scheduler().metrics_text(), media_type="text/plain; version=0.0.4")
 
     return app
+
+
+def _named(ids: str) -> list[str]:
+    """Ids in a query. Raises _Refused for none or too many."""
+    names = [name for name in ids.split(",") if name]
+    if not 1 <= len(names) <= MAX_STREAM_IDS:
+        raise _Refused(422, f"{len(names)} ids, between 1 and {MAX_STREAM_IDS} are possible", "ids")
+    return names
 
 
 def serve(settings: Settings, socket_path: Path, *, fleet: Fleet | None = None, log_level: str = "info") -> None:

@@ -138,6 +138,27 @@ def test_the_stream_tells_of_every_stage(sandbox, task):
     assert [done[one].outcome for one in ids] == ["ok", "build_failed"]
 
 
+def test_many_results_come_in_one_answer_up_to_the_first_that_is_not_there(sandbox, server, task, quick):
+    done = sandbox.submit(task, [good(f"at once {n}") for n in range(3)], quick)
+    expected = [sandbox.result(one, 30) for one in done]
+    [endless] = sandbox.submit(task, [python_module(ENDLESS, "# at once")], quick)
+    with httpx.Client(transport=httpx.HTTPTransport(uds=str(server.socket)), base_url="http://s") as http:
+
+        def results(*ids, **more):
+            return http.get("/v1/evaluations/results", params={"ids": ",".join(ids), **more})
+
+        for ids, first in (((*done, endless), 3), ((done[0], endless, done[1]), 1), ((endless, *done), 0), ((done[2], "eval-unknown", done[0]), 1)):
+            answer = results(*ids)
+            assert answer.status_code == 200
+            assert [r["id"] for r in answer.json()["results"]] == list(ids[:first])
+        assert results(*done).json()["results"] == [result.model_dump(mode="json") for result in expected]
+        start = time.monotonic()
+        assert results(endless, wait_s=0.3).json() == {"results": []} and time.monotonic() - start >= 0.3
+        assert results("eval-unknown", *done).status_code == 404
+        assert results().status_code == 422 and results(*["x"] * 5000).status_code in (414, 422)
+    sandbox.cancel(endless)
+
+
 def test_a_client_that_goes_away_does_not_stop_its_evaluation(sandbox, server, task, quick):
     [one] = sandbox.submit(task, [python_module(SLOW, "# left alone")], quick)
     with httpx.Client(transport=httpx.HTTPTransport(uds=str(server.socket)), base_url="http://s") as http:
