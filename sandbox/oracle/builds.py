@@ -118,12 +118,13 @@ class Builds:
     def _serve_launcher(self, source: Any) -> Answer:
         """Answers a request for one of Triton's launchers. Raises BuildUnavailable, ZygoteLost, Cancelled: see there."""
         self._launchers += 1
-        served = self._launcher is not None and not self._closed and self._launchers <= MAX_LAUNCHERS
+        left_s = self._build_s - self._taken_s
+        served = self._launcher is not None and not self._closed and self._launchers <= MAX_LAUNCHERS and left_s > 0
         if not served or not isinstance(source, str) or len(source) > MAX_SOURCE_CHARS:
             return {"error": "no launcher is built for this process now"}, []
         start = time.monotonic()
         try:
-            library = sealed_copy(self._launcher(source, LAUNCHER_S))
+            library = sealed_copy(self._launcher(source, min(LAUNCHER_S, left_s)))
         except (BuildFailed, JailTimeout) as error:
             return {"error": str(error)[:MAX_MESSAGE_CHARS]}, []
         finally:

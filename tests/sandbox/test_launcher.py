@@ -5,6 +5,7 @@ import os
 import socket
 import sys
 import threading
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -85,11 +86,14 @@ def test_the_oracle_serves_so_many_and_none_once_kernels_are_timed(tmp_path, mon
     for source in (None, 3, "x" * (MAX_SOURCE_CHARS + 1)):
         assert "error" in answers(serve, {**ask, "source": source})[0]
     assert answers(serve, {**ask, "source": "b"})[1] and "error" in answers(serve, {**ask, "source": "c"})[0]
+    slow = Builds(0.05)
+    serve = slow.served_to(lambda: None, lambda source, timeout_s: time.sleep(timeout_s + 0.01) or launcher(source, timeout_s))
+    assert answers(serve, {**ask, "source": "e"})[1] and "error" in answers(serve, {**ask, "source": "f"})[0]
     closed = Builds(10.0)
     serve = closed.served_to(lambda: None, launcher)
     closed.close()
     assert "error" in answers(serve, {**ask, "source": "d"})[0]
-    assert asked == ["a", "wrong", "b"]
+    assert asked == ["a", "wrong", "b", "e"]
 
 
 @pytest.fixture
