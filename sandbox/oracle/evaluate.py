@@ -24,6 +24,7 @@ from sandbox.build import BuildUnavailable
 from sandbox.build.artifacts import ArtifactStore
 from sandbox.build.cpp import disk_full
 from sandbox.jail.jailed import Runner
+from sandbox.jail.nvml import NvmlError
 from sandbox.jail.plan import Level
 from sandbox.oracle.admission import admission_problem
 from sandbox.oracle.builds import Builds
@@ -35,7 +36,7 @@ from sandbox.oracle.idle import BaselineWatch
 from sandbox.oracle.loading import Loader
 from sandbox.oracle.own_time import check_own_code, own_time_of, rule
 from sandbox.oracle.reference import Reference, References, TaskRejected
-from sandbox.oracle.room import DeviceFull, crowded, make_room
+from sandbox.oracle.room import DeviceFull, crowded, lost, make_room
 from sandbox.oracle.steady import HANDING_OVER, Placement, steady
 from sandbox.oracle.trials import Trials
 from sandbox.oracle.turns import Turns
@@ -153,11 +154,17 @@ class Judge:
             if failure.outcome != "out_of_memory" and self._disk_is_full():
                 # Whatever the candidate wrote is deleted by now: the space is missing for another reason.
                 return verdict.result("infra_error", str(disk_full(self._store, self._scratch)))
+            if why := lost(job.task.device):
+                return verdict.result("infra_error", why)
             if failure.finding:
                 verdict.findings.append(failure.finding)
             return verdict.result(failure.outcome, failure.text)
         except TaskRejected as error:
+            if why := lost(job.task.device):
+                return verdict.result("infra_error", why)
             return verdict.result("task_rejected", feedback.failed("the task is not usable", str(error)))
+        except NvmlError as error:
+            return verdict.result("infra_error", lost(job.task.device) or f"the GPU's driver failed: {error}")
         except BuildUnavailable as error:
             return verdict.result("infra_error", str(error))
         except DeviceFull as error:

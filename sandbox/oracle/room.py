@@ -25,6 +25,20 @@ class DeviceFull(RuntimeError):
     """The card's memory is used up by others; the text says by how much and what to change."""
 
 
+def lost(device: str) -> str | None:
+    """Why a device can judge nothing any more, or None: a GPU that does not answer its driver makes every candidate look wrong."""
+    if not device.startswith("cuda"):
+        return None
+    try:
+        nvml.free_bytes(physical_index(device))
+    except nvml.NvmlError as error:
+        return (
+            f"{device} does not answer its driver ({error}): look at nvidia-smi and the kernel's log, and restart the sandbox once "
+            "it is back; verdicts given so far are kept"
+        )
+    return None
+
+
 def make_room(device: str, evict: Callable[[], bool]) -> None:
     """Calls `evict` while too little of the card is free, until it answers that nothing is left to give up.
 
