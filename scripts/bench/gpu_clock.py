@@ -1,6 +1,6 @@
 """Does the judge's clock agree with itself, with the hardware's counters, and with 1 for a reference against itself?
 
-    python scripts/bench/gpu_clock.py --out clock.json [--evaluations 20] [--only self,spread,ncu] [--kernelbench DIRECTORY]
+    python scripts/bench/gpu_clock.py --out clock.json [--evaluations 20] [--only self,spread,ncu] [--load 8] [--kernelbench DIRECTORY]
 
 On one NVIDIA GPU, with a server of its own:
 (1) spread: a few kernels, each judged afresh --evaluations times: largest over smallest median, and their difference.
@@ -12,6 +12,7 @@ On one NVIDIA GPU, with a server of its own:
 from __future__ import annotations
 
 import argparse
+import contextlib
 import csv
 import io
 import json
@@ -21,18 +22,21 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from clock_kernels import cases
-from serving import private_server, provenance
+from serving import Server, private_server, provenance
 
+from sandbox.bench import TASK, TRITON
 from sandbox.build.artifacts import ArtifactStore
 from sandbox.client import SandboxClient
 from sandbox.oracle.clock import PLANS, Side, measure
 from sandbox.oracle.draft import Job
 from sandbox.oracle.loading import Loader
-from sandbox.protocol import Candidate, Options, TaskSpec
+from sandbox.protocol import Candidate, EvaluationResult, Options, TaskSpec
 
 SPREAD = ("bench_chain_8192", "bench_softmax_512_1024", "bench_chain_4194304", "bench_softmax_4096_4096", "bench_matmul_1024")
 SELF = ("bench_chain_65536", "bench_chain_4194304", "bench_chain_67108864", "bench_softmax_4096_4096", "bench_matmul_2048")
@@ -81,6 +85,40 @@ def judged(client: SandboxClient, case, mark: str):
         "ruled_by": timing.bound_by, "noisy": timing.noisy, "seconds": time.monotonic() - start,
         "audited_ms": timing.audited.candidate.median_ms if timing.audited else None,
     }  # fmt: skip
+
+
+@contextlib.contextmanager
+def loaded(server: Server, workers: int) -> Iterator[None]:
+    """Within it the server always has more distinct Triton candidates to judge than workers."""
+    task, ended = TaskSpec(reference=TASK.format(rows=2048, columns=4096), name="load", device="cuda:0"), threading.Event()
+    judged_ones: list[EvaluationResult] = []
+    problems: list[str] = []
+
+    def work(number: int) -> None:
+        with SandboxClient(server.socket, timeout_s=300, name=f"load-{number}") as client:
+            turn = 0
+            while not ended.is_set():
+                turn += 1
+                marks = [f"{number}_{turn}_{n}" for n in range(2)]
+                some = [Candidate(source=TRITON.format(mark=mark, block=1024), language="triton") for mark in marks]
+                results = client.evaluate(task, some, Options(timing="quick"))
+                judged_ones.extend(results)
+                problems.extend(result.feedback for result in results if result.outcome != "ok")
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(workers)]
+    for thread in threads:
+        thread.start()
+    try:
+        while len(judged_ones) < 2 * workers:  # every worker has its reference
+            time.sleep(0.1)
+        yield
+    finally:
+        ended.set()
+        for thread in threads:
+            thread.join()
+    print(json.dumps({"judged_as_load": len(judged_ones)}), flush=True)
+    if problems:
+        raise SystemExit(f"{len(problems)} of the load were not judged ok: {problems[0]}")
 
 
 def spread(client: SandboxClient, evaluations: int) -> list[dict]:
@@ -152,8 +190,8 @@ def _against_itself(loader: Loader, job: Job, gap_ms: float) -> dict:
     }  # fmt: skip
 
 
-def against_ncu(client: SandboxClient) -> list[dict]:
-    """Our medians beside ncu's mean duration of the launches after the first two."""
+def ncu_durations() -> dict[str, list[float]]:
+    """What ncu says of each kernel's launches, in us; nothing else may use the card meanwhile."""
     command = [
         "ncu", "--csv", "--clock-control", "none", "--cache-control", "all", "--metrics", "gpu__time_duration.sum",
         "--kernel-name", "regex:^bench_", sys.executable, str(Path(__file__).with_name("clock_kernels.py")),
@@ -167,6 +205,11 @@ def against_ncu(client: SandboxClient) -> list[dict]:
     for row in csv.DictReader(io.StringIO("\n".join(lines))):
         value = float(row["Metric Value"].replace(",", "")) * units[row["Metric Unit"]]
         durations.setdefault(row["Kernel Name"].split("(")[0], []).append(value)
+    return durations
+
+
+def against_ncu(client: SandboxClient, durations: dict[str, list[float]]) -> list[dict]:
+    """Our medians beside ncu's mean duration of the launches after the first two."""
     rows = []
     for case in cases():
         ours = judged(client, case, "ncu")
@@ -214,13 +257,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--evaluations", type=int, default=20)
     parser.add_argument("--only", default="self,spread,ncu", help="which of self, spread, ncu")
+    parser.add_argument("--load", type=int, default=0, metavar="WORKERS", help="measure spread and ncu while so many workers are busy")
     parser.add_argument("--kernelbench", type=Path, help="checkout of KernelBench")
     parser.add_argument("--kernelbench-evaluations", type=int, default=8)
     arguments = parser.parse_args()
     wanted = set(arguments.only.split(",")) - {""}
     if unknown := wanted - {"self", "spread", "ncu"}:
         parser.error(f"--only knows self, spread and ncu, not {', '.join(sorted(unknown))}")
-    found = provenance()
+    found = {**provenance(), "load": arguments.load}
 
     def keep(name: str, rows: list[dict]) -> None:
         found[name] = rows
@@ -229,11 +273,13 @@ def main() -> None:
     if "self" in wanted:
         keep("self", self_mode())
     if wanted & {"spread", "ncu"}:
-        with private_server("cuda:0", 1) as server:
-            if "spread" in wanted:
-                keep("spread", spread(server.client, arguments.evaluations))
-            if "ncu" in wanted:
-                keep("ncu", against_ncu(server.client))
+        durations = ncu_durations() if "ncu" in wanted else {}
+        with private_server("cuda:0", arguments.load or 1) as server:
+            with loaded(server, arguments.load) if arguments.load else contextlib.nullcontext():
+                if "spread" in wanted:
+                    keep("spread", spread(server.client, arguments.evaluations))
+                if "ncu" in wanted:
+                    keep("ncu", against_ncu(server.client, durations))
     if arguments.kernelbench:
         keep("kernelbench", kernelbench(arguments.kernelbench, arguments.kernelbench_evaluations))
     rows = [row for name in ("self", "spread", "ncu") for row in found.get(name, ())]
