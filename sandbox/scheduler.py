@@ -19,6 +19,7 @@ from sandbox.ledger import Ledger
 from sandbox.logs import fields
 from sandbox.metrics import Metrics
 from sandbox.protocol import (
+    MAX_CANDIDATES,
     Candidate,
     EvaluationRequest,
     EvaluationResult,
@@ -179,11 +180,11 @@ class Scheduler:
         return record.result
 
     async def wait_leading(self, ids: Sequence[str], wait_s: float) -> list[EvaluationResult]:
-        """The results of those before the first that is not done, waiting up to `wait_s` seconds for the first. Raises UnknownId (for
-        the first alone), ShuttingDown."""
+        """The results of those before the first that is not done, a batch at most, waiting up to `wait_s` seconds for the first. They
+        count as fetched. Raises UnknownId (for the first alone), ShuttingDown."""
         await self.wait(ids[0], wait_s)
         found: list[EvaluationResult] = []
-        for one in ids:
+        for one in ids[:MAX_CANDIDATES]:
             record = self._ledger.find(one)
             if record is None or not record.done.is_set():
                 break

@@ -55,7 +55,7 @@ _LIGHT = frozenset(
 )
 """Names of the standard library that the light form of the header brings along."""
 _STANDARD = re.compile(r"\bstd\s*::\s*(\w+)")
-_HEAVY = re.compile(r"using\s+namespace\s+std\b|\bc?str\s*\(|(?<!\bk)(Half|BFloat16)\b|_HALF\b|_REDUCED_")
+_HEAVY = re.compile(r"using\s+namespace\s+std\b|\bc?str\s*\(|(?<!\bk)(Half|BFloat16)\b|_HALF\b|_REDUCED_|__half|\bhalf2?\b|bfloat16")
 _NO_MEMBER = re.compile(
     r"namespace \"(?:torch|at|c10)\" has no member \"(\w+)\"|class \"sandbox_lean::\w+\" has no member \"(\w+)\""
     r"|['\u2018](\w+)['\u2019] is not a member of ['\u2018](?:torch|at|c10)['\u2019]"

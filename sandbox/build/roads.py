@@ -218,7 +218,7 @@ class ExtensionBuilder:
                 way = self._way(road, light, request, cuda)
                 library = None if way is None else self._compile(request, module, key, way, cuda, left_s)
             except BuildFailed as error:
-                if road == "plain" or not self._next_may_differ(road, request, str(error)):
+                if road == "plain" or not self._next_may_differ(road, light, request, str(error)):
                     raise BuildFailed(first_errors(in_pytorchs_words(str(error)))) from None
                 continue
             if library is not None:
@@ -262,11 +262,13 @@ class ExtensionBuilder:
             return Way(fast=True, include=include, readable=(include,))
         return Way(fast=False)
 
-    def _next_may_differ(self, road: Road, request: ExtensionRequest, log: str) -> bool:
+    def _next_may_differ(self, road: Road, light: bool, request: ExtensionRequest, log: str) -> bool:
+        """Whether an error may be one of this attempt alone. Of the light form any may, but for a name that PyTorch has nowhere: what
+        PyTorch's headers bring along of others' is used without a word."""
         if road != "lean":
             return self._plain_may_differ(request, log)
         missing = missing_members(request, log)
-        return self._headers.mentioned(missing, self._zygote) if missing else may_differ(request, log)
+        return self._headers.mentioned(missing, self._zygote) if missing else light or may_differ(request, log)
 
     def _plain_may_differ(self, request: ExtensionRequest, log: str) -> bool:
         errors = [line for line in log.splitlines() if "error:" in line]

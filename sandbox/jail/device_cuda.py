@@ -1,6 +1,6 @@
 """An NVIDIA GPU as a runner's device: clocks, copies, the profiler, the candidate's own kernels.
 
-Nothing here touches CUDA before `setup`, so a runner forked from a zygote has its context to itself.
+Nothing here touches CUDA before `connect` or `setup`, so a runner forked from a zygote has its context to itself.
 
 Stream. Everything runs on the thread's own default stream, PyTorch's work because that is made its current stream,
 kernels that extensions launch without a word about streams because they are compiled so (`sandbox.build.cuda`). Unlike
@@ -136,7 +136,7 @@ class CudaDevice:
         return None
 
     def before_load(self) -> None:
-        """Gives Triton's compiler private directories and, for its kernels, a watch; CUDA stays untouched.
+        """Gives Triton's compiler private directories and, for its kernels, a watch. Does not touch CUDA, which may be open already (`connect`).
 
         Raises:
             RuntimeError: The driver is missing, or the GPU is not visible.
@@ -163,6 +163,7 @@ class CudaDevice:
         import torch
 
         self.open()
+        self._take_stream()  # the loaded code may have taken another
         if "triton" in sys.modules:
             self._watch_triton(Path(os.environ.get("TMPDIR") or os.getcwd()))
         self._defaults = (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32)
@@ -180,11 +181,16 @@ class CudaDevice:
             return
         if not torch.cuda.is_available():
             raise RuntimeError(f"{self.name}: PyTorch sees no GPU (driver missing, or a CPU build of torch)")
+        self._take_stream()
+        self._driver = ctypes.CDLL("libcuda.so.1", mode=ctypes.RTLD_GLOBAL)  # Triton's launchers look for it there
+        self.synchronize()
+
+    def _take_stream(self) -> None:
+        import torch
+
         torch.cuda.set_device(torch.device(self.name))
         torch.cuda.set_stream(torch.cuda.ExternalStream(_PER_THREAD_STREAM, device=torch.device(self.name)))
         torch.cuda.set_per_process_memory_fraction(memory_share())
-        self._driver = ctypes.CDLL("libcuda.so.1", mode=ctypes.RTLD_GLOBAL)  # Triton's launchers look for it there
-        self.synchronize()
 
     def open(self) -> None:
         """Connects, and makes what clears the caches, once. Raises as `connect`."""

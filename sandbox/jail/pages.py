@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
 
 HUGE_BYTES = 2 << 20
-SETTLED_BYTES = 256 << 10
+SETTLED_BYTES = 1 << 20
 MADV_HUGEPAGE, MADV_COLLAPSE = 14, 25
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 LARGEST_KEPT_BYTES = 32 << 20
@@ -66,7 +66,7 @@ def _huge(n_bytes: int) -> torch.Tensor:
     """Memory that nothing was written to yet, uint8 [n_bytes]."""
     import torch
 
-    area = mmap.mmap(-1, (n_bytes // HUGE_BYTES + 2) * HUGE_BYTES)
+    area = mmap.mmap(-1, (n_bytes // HUGE_BYTES + 2) * HUGE_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     memory = torch.frombuffer(area, dtype=torch.uint8)
     start = -memory.data_ptr() % HUGE_BYTES
     whole = -(-n_bytes // HUGE_BYTES) * HUGE_BYTES  # the last page is to be a huge one too

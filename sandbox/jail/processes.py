@@ -88,19 +88,29 @@ def _lists_children() -> bool:
 
 def _tree(pid: int) -> Iterator[int]:
     """A process and its descendants by the kernel's lists; what has ended meanwhile may be missing."""
-    yield pid
+    todo = [pid]
+    while todo:
+        one = todo.pop()
+        yield one
+        for _, children in _threads(one):
+            todo += children
+
+
+def _threads(pid: int) -> Iterator[tuple[bytes, list[int]]]:
+    """Of each thread of a process: its state, and the processes that it has started."""
     try:
         threads = os.listdir(f"/proc/{pid}/task")
     except OSError:
         return
     for thread in threads:
         try:
+            with open(f"/proc/{pid}/task/{thread}/stat", "rb") as file:
+                text = file.read()
             with open(f"/proc/{pid}/task/{thread}/children", "rb") as file:
                 children = file.read().split()
         except OSError:
             continue
-        for child in children:
-            yield from _tree(int(child))
+        yield text[text.rindex(b")") + 2 : text.rindex(b")") + 3], [int(child) for child in children]
 
 
 @contextmanager
@@ -135,21 +145,12 @@ def stopped(supervisor: int) -> Iterator[None]:
 
 def _states(pid: int) -> Iterator[tuple[int, bool]]:
     """Of a process and its descendants, thread by thread: (pid of the process, whether the thread is stopped or has ended)."""
-    try:
-        threads = os.listdir(f"/proc/{pid}/task")
-    except OSError:
-        return
-    for thread in threads:
-        try:
-            with open(f"/proc/{pid}/task/{thread}/stat", "rb") as file:
-                text = file.read()
-            with open(f"/proc/{pid}/task/{thread}/children", "rb") as file:
-                children = file.read().split()
-        except OSError:
-            continue
-        yield pid, text[text.rindex(b")") + 2 : text.rindex(b")") + 3] in b"TtZX"
-        for child in children:
-            yield from _states(int(child))
+    todo = [pid]
+    while todo:
+        one = todo.pop()
+        for state, children in _threads(one):
+            yield one, state in b"TtZX"
+            todo += children
 
 
 def end_descendants(but: Collection[int] = ()) -> None:

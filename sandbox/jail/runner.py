@@ -177,29 +177,32 @@ class Runner:
         return {"honest_clock": self.device.honest_clock}, []
 
     def do_inputs(self, message: Message) -> tuple[dict, list[torch.Tensor]]:
-        args = self._drawn(message.header["seed"])
-        if not isinstance(args, (list, tuple)):
-            raise RunnerError(
-                "task_rejected", f"get_inputs() returned {type(args).__name__}, a list is needed"
-            )
-        args = [self._cast(arg) for arg in args]
-        self.slots[message.header["slot"]] = placed = [self._place(arg) for arg in args]
+        self.slots[message.header["slot"]] = placed = self._drawn(message.header["seed"])
         tensors: list[torch.Tensor] = []
         encoded = encode(placed, tensors)
         return {"args": encoded}, tensors
 
-    def _drawn(self, seed: int) -> Any:
-        """What the task's `get_inputs` returns, drawn on the device unless the function can't: millions of random numbers take a
-        GPU no time and a core a tenth of a second."""
+    def _drawn(self, seed: int) -> list[Any]:
+        """What the task's `get_inputs` returns, placed on the device, and drawn there unless the function can't or memory is short:
+        millions of random numbers take a GPU no time and a core a tenth of a second."""
         if self.draws_on_device:
             seed_torch(seed, self.device.name)
             try:
                 with torch.device(self.device.name):
-                    return self.get_inputs()
+                    args = self.get_inputs()
+                return self._placed(args)
             except Exception:
                 self.draws_on_device = False
+                self.device.trim()
         seed_torch(seed, self.device.name)
-        return self.get_inputs()
+        return self._placed(self.get_inputs())
+
+    def _placed(self, args: Any) -> list[Any]:
+        if not isinstance(args, (list, tuple)):
+            raise RunnerError(
+                "task_rejected", f"get_inputs() returned {type(args).__name__}, a list is needed"
+            )
+        return [self._place(self._cast(arg)) for arg in args]
 
     def do_open_arena(self, message: Message) -> tuple[dict, list[torch.Tensor]]:
         (fd,) = message.fds
@@ -237,10 +240,10 @@ class Runner:
             reply["changed"] = [
                 n for n, (a, b) in enumerate(zip(inputs, before, strict=True)) if not _same(a, b)
             ]
-            storages = [_storage(tensor) for tensor in inputs]
-            reply["aliased"] = sorted(
-                {storages.index(key) for key in map(_storage, _as_list(result)) if key and key in storages}
-            )
+            outputs = [_extent(output) for output in _as_list(result) if isinstance(output, torch.Tensor)]
+            reply["aliased"] = [
+                n for n, area in enumerate(map(_storage, inputs)) if any(area[0] < last and first < area[1] for first, last in outputs)
+            ]
         return reply, tensors
 
     def _copies(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -443,10 +446,18 @@ def _as_list(result: Any) -> list[Any]:
     return list(result) if isinstance(result, (list, tuple)) else [result]
 
 
-def _storage(tensor: Any) -> int | None:
-    return (
-        tensor.untyped_storage().data_ptr() if isinstance(tensor, torch.Tensor) and tensor.numel() else None
-    )
+def _storage(tensor: torch.Tensor) -> tuple[int, int]:
+    """Where the memory that a tensor is a part of begins and ends."""
+    storage = tensor.untyped_storage()
+    return storage.data_ptr(), storage.data_ptr() + storage.nbytes()
+
+
+def _extent(tensor: torch.Tensor) -> tuple[int, int]:
+    """Where a tensor's own elements begin and end, however it came by them; nowhere without elements."""
+    if not tensor.numel():
+        return 0, 0
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
 
 
 def _double(value: Any) -> Any:

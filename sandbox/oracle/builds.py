@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from sandbox.build import BuildFailed
+from sandbox.build import BuildFailed, BuildUnavailable
 from sandbox.build.artifacts import sealed_copy
 from sandbox.build.extension import RequestRefused, parse_request, shown
 from sandbox.build.launcher import MAX_SOURCE_CHARS
@@ -116,7 +116,7 @@ class Builds:
         return {"module": built.module}, [library]
 
     def _serve_launcher(self, source: Any) -> Answer:
-        """Answers a request for one of Triton's launchers. Raises BuildUnavailable, ZygoteLost, Cancelled: see there."""
+        """Answers a request for one of Triton's launchers; where none can be built Triton does it itself. Raises ZygoteLost, Cancelled."""
         self._launchers += 1
         left_s = self._build_s - self._taken_s
         served = self._launcher is not None and not self._closed and self._launchers <= MAX_LAUNCHERS and left_s > 0
@@ -125,7 +125,7 @@ class Builds:
         start = time.monotonic()
         try:
             library = sealed_copy(self._launcher(source, min(LAUNCHER_S, left_s)))
-        except (BuildFailed, JailTimeout) as error:
+        except (BuildFailed, BuildUnavailable, JailTimeout) as error:
             return {"error": str(error)[:MAX_MESSAGE_CHARS]}, []
         finally:
             self._taken_s += time.monotonic() - start

@@ -25,6 +25,7 @@ class Calm:
 
     def __init__(self) -> None:
         self._recent_ms: deque[float] = deque(maxlen=REMEMBERED)
+        self._latest = 0
 
     def timed(self, measure: Callable[[], Timing], tries: int, slowdown: Callable[[], float] = lambda: 1.0) -> Timing:
         """One candidate's timing: of one `measure` if `tries` is 1; else of two, and of more where they show unrest.
@@ -35,13 +36,21 @@ class Calm:
           slowdown: by what factor the machine itself was slower during the last one than when it is calm.
         """
         timings: list[Timing] = []
+        self._latest = 0
         while len(timings) < tries:
             timing = measure()
             timings.append(timing.model_copy(update={"unrest": slowdown()}))
             self._recent_ms.append(_eager(timing).median_ms)
+            self._latest += 1
             if len(timings) > 1 and self._unrest(timings) <= MOST_UNREST:
                 break
         return self._calmest(timings)
+
+    def take_back(self) -> None:
+        """Forgets the reference's times of the last `timed`."""
+        for _ in range(min(self._latest, len(self._recent_ms))):
+            self._recent_ms.pop()
+        self._latest = 0
 
     def _calmest(self, timings: Sequence[Timing]) -> Timing:
         first = min(timings, key=lambda timing: timing.candidate.median_ms)

@@ -337,6 +337,7 @@ class Judge:
                     sides = {name: Side(order=watch, which=name, placement=ours, **usual) for name in options.baselines}
                     side = Side(order=candidate.call, placement=theirs, **usual)
                     use_slope, look = on_gpu and not trial.replays, lambda: self._yardstick.look(cores)
+                    self._yardstick.begin()
                     for placement in (theirs, ours):
                         placement.held_up()
                     return measure(side, sides, plan, rng, use_slope=use_slope, before_pair=look)
@@ -347,7 +348,11 @@ class Judge:
 
                 with blamed_on_candidate(candidate, "timing", options.time_s, options.memory_bytes):
                     verdict.timing = timed() if on_gpu else reference.calm.timed(timed, plan.tries, slowdown)
-                _check_rest(watch, verdict)
+                try:
+                    _check_rest(watch, verdict)
+                except Failure:
+                    reference.calm.take_back()  # what the reference took beside work is no measure
+                    raise
                 if not on_gpu:
                     with theirs.lifted():  # who looks needs a core too
                         own_time = own_time_of(job, side, candidate, builds)

@@ -174,11 +174,23 @@ class Loader:
         if self._spare is None:
             return None
         device, runner = self._spare
-        if device != job.task.device or runner.memory_bytes != job.options.memory_bytes or runner.exit is not None:
+        fits = device == job.task.device and runner.memory_bytes == job.options.memory_bytes
+        if not fits or not self._answers(runner):
             self.give_up_spare()
             return None
         self._spare = None
         return runner
+
+    @staticmethod
+    def _answers(runner: Runner) -> bool:
+        """Whether a runner that has waited is still there, and its device too: nothing of that is to be the next candidate's fault."""
+        try:
+            runner.call("memory", WARM_S)
+        except ZygoteLost:
+            raise
+        except JailError:
+            return False
+        return True
 
     def _on_device(self, runner: Runner, device: str) -> None:
         """What holds for a runner on a GPU."""
@@ -281,7 +293,8 @@ class Loader:
         else:
             with verdict.measured("load"):
                 runner = self._take_spare(job) or self._runner_for_module(job)
-            runner.serve = builds.served_to(lambda: self._builder(job, runner), self._build_launcher)
+            launcher = None if job.task.device == "cpu" else self._build_launcher
+            runner.serve = builds.served_to(lambda: self._builder(job, runner), launcher)
             entries, buffers = pack(reference.init_tensors)
             order = {
                 "command": "load_module",

@@ -67,6 +67,10 @@ class BrokerLink:
     def interrupt(self) -> None:
         """Called when the broker speaks while something is going on. Raises Cancelled if it wants the evaluation to end."""
         self._consider(self._read())
+        self._hear_out()
+
+    def _hear_out(self) -> None:
+        """Considers what has been read from the socket already: nothing will say that there is something to read."""
         while b"\n" in self._buffer:
             self._consider(self._read())
 
@@ -75,7 +79,7 @@ class BrokerLink:
         while True:
             message = self._read()
             if message["op"] == "granted" and message["ticket"] == ticket:
-                return
+                return self._hear_out()
             self._consider(message)
 
     def _consider(self, message: dict[str, Any]) -> None:
@@ -86,7 +90,9 @@ class BrokerLink:
             self._kept.append(message)
 
     def withdrawn(self, job_id: str) -> bool:
-        """Whether the broker has already cancelled an evaluation that it has handed over."""
+        """Whether the broker has already cancelled an evaluation that it has handed over. Raises Cancelled if that is the current
+        one."""
+        self._hear_out()
         return any(message["op"] == "cancel" and message["id"] == job_id for message in self._kept)
 
 

@@ -25,8 +25,9 @@ CALM_TENTH = 10
 SIZE, COPIED_BYTES = 96, 2 << 20
 """A product of matrices of this size takes a twentieth of a millisecond, and its parts stay in the first cache; the copy goes through the
 second."""
-EVERY, RUNS = 4, 6
-"""It is looked at before one pair of blocks in so many, each time the fastest of so many runs: the first ones find others' data in the
+EVERY, RUNS = 5, 6
+"""It is looked at before one pair of blocks in so many (an odd number, so that the block after it is now the one side's and now the
+other's), each time the fastest of so many runs: the first ones find others' data in the
 caches and wide arithmetic units asleep."""
 
 
@@ -46,6 +47,10 @@ class Yardstick:
         self._calm: list[deque[float]] = [deque(maxlen=REMEMBERED) for _ in self._works]
         self._now: dict[tuple[int, int], list[float]] = {}
         self._pairs = 0
+
+    def begin(self) -> None:
+        """Before a timing: the next look is its first."""
+        self._now, self._pairs = {}, 0
 
     def look(self, cores: Sequence[int]) -> None:
         """Between two blocks: times each work on each core, once in `EVERY` calls."""
@@ -76,5 +81,5 @@ class Yardstick:
             calm.append(took)
             usual = sorted(calm)[(len(calm) - 1) // CALM_TENTH]
             worst = max(worst, took / usual)
-        self._now, self._pairs = {}, 0
+        self.begin()
         return worst

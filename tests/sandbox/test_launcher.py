@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from sandbox.build import BuildFailed
+from sandbox.build import BuildFailed, BuildUnavailable
 from sandbox.build.artifacts import ArtifactStore
 from sandbox.build.launcher import MAX_SOURCE_CHARS, build_launcher
 from sandbox.jail import launchers
@@ -53,6 +53,8 @@ def test_what_triton_writes_for_a_kernel_is_built(build):
 def test_what_does_not_compile_is_refused_with_the_compiler_s_words(build):
     with pytest.raises(BuildFailed, match="no_such_thing"):
         build("int f(void) { return no_such_thing; }")
+    with pytest.raises(BuildFailed, match="[Ff]ile|signal"):  # real ones take tens of KB
+        build("char a[60 << 20] = {1};")
     with pytest.raises(BuildFailed, match="shadow"):
         build('#include "/etc/shadow"\n')
 
@@ -69,13 +71,15 @@ def answers(served, request):
 
 def test_the_oracle_serves_so_many_and_none_once_kernels_are_timed(tmp_path, monkeypatch):
     (tmp_path / "library").write_bytes(b"library")
-    monkeypatch.setattr(builds, "MAX_LAUNCHERS", 6)
+    monkeypatch.setattr(builds, "MAX_LAUNCHERS", 7)
     asked = []
 
     def launcher(source, timeout_s):
         asked.append(source)
         if source == "wrong":
             raise BuildFailed("no")
+        if source == "nowhere":
+            raise BuildUnavailable("no compiler")
         return tmp_path / "library"
 
     served = Builds(10.0)
@@ -83,6 +87,7 @@ def test_the_oracle_serves_so_many_and_none_once_kernels_are_timed(tmp_path, mon
     ask = {"request": "launcher"}
     assert answers(serve, {**ask, "source": "a"}) == ({}, [b"library"])
     assert answers(serve, {**ask, "source": "wrong"}) == ({"error": "no"}, [])
+    assert answers(serve, {**ask, "source": "nowhere"}) == ({"error": "no compiler"}, [])
     for source in (None, 3, "x" * (MAX_SOURCE_CHARS + 1)):
         assert "error" in answers(serve, {**ask, "source": source})[0]
     assert answers(serve, {**ask, "source": "b"})[1] and "error" in answers(serve, {**ask, "source": "c"})[0]
@@ -93,7 +98,7 @@ def test_the_oracle_serves_so_many_and_none_once_kernels_are_timed(tmp_path, mon
     serve = closed.served_to(lambda: None, launcher)
     closed.close()
     assert "error" in answers(serve, {**ask, "source": "d"})[0]
-    assert asked == ["a", "wrong", "b", "e"]
+    assert asked == ["a", "wrong", "nowhere", "b", "e"]
 
 
 @pytest.fixture

@@ -72,6 +72,10 @@ def test_a_name_that_pytorch_has_nowhere_ends_the_build_and_one_that_it_has_goes
         assert tried == [("lean", True)]
         built = builder.build(request("torch::Tensor f(torch::Tensor x) { return torch::logaddexp(x, x); }"), 300.0)
         assert tried[1:] == [("lean", True), ("lean", False), ("fast", False)] and built.road == "fast"
+        # Found by argument-dependent lookup in a header that PyTorch's bring along, without a word of the source's.
+        del tried[:]
+        built = builder.build(request("torch::Tensor f(torch::Tensor x) { std::vector<int> v{2, 1}; sort(v.begin(), v.end()); return x; }"), 300.0)
+        assert tried == [("lean", True), ("lean", False)] and built.road == "lean"
     finally:
         zygote.close()
 
@@ -220,6 +224,10 @@ def test_pytorch_s_headers_are_replaced_by_name(tmp_path):
         ("AT_DISPATCH_FLOATING_TYPES_AND_HALF(x.scalar_type(), \"f\", [&] {});", False),
         ("AT_DISPATCH_FLOATING_TYPES(x.scalar_type(), \"f\", [&] {});", True),
         ("auto text = c10::str(1);", False),
+        ("__half f(__half x);", False),
+        ("half2 f(half2 x);", False),
+        ("__nv_bfloat16 f();", False),
+        ("const int half_width = n / 2;", True),
     ],
 )
 def test_sources_without_strings_streams_and_16_bit_types_take_the_light_form(source, light):

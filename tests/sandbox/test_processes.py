@@ -43,6 +43,18 @@ def test_without_lists_of_children_every_look_goes_over_all_processes(monkeypatc
     assert len(processes.watched_members(family)) == 5
 
 
+def test_a_chain_of_a_thousand_generations_is_no_reason_to_stumble():
+    chain = "import os, time\nfor _ in range(1200):\n    if os.fork(): break\nelse:\n    print(flush=True)\ntime.sleep(60)"
+    process = subprocess.Popen([sys.executable, "-S", "-c", chain], stdout=subprocess.PIPE, start_new_session=True)
+    try:
+        process.stdout.readline()
+        assert len(list(processes._tree(process.pid))) == 1201
+        assert len({pid for pid, _ in processes._states(process.pid)}) == 1201
+    finally:
+        os.killpg(process.pid, 9)
+        process.wait()
+
+
 def test_a_process_that_has_ended_has_no_family():
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()

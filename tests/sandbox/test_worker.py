@@ -132,6 +132,19 @@ def test_a_cancellation_ends_what_goes_on_and_is_remembered_for_what_has_not_beg
         assert link.receive() == {"op": "evaluate", "id": "2"} and link.withdrawn("2") and not link.withdrawn("1")
 
 
+def test_what_comes_in_one_piece_is_heard_at_once():
+    link, ours = spoken({"op": "evaluate", "id": "2"}, {"op": "cancel", "id": "2"})
+    with ours:
+        link.current = link.receive()["id"]
+        with pytest.raises(Cancelled):
+            link.withdrawn("2")
+    link, ours = spoken({"op": "granted", "ticket": 7}, {"op": "cancel", "id": "2"})
+    with ours:
+        link.current = "2"
+        with pytest.raises(Cancelled):
+            link.await_grant(7)
+
+
 def test_an_evaluation_that_was_withdrawn_before_it_began_is_not_judged(oracle, task):
     process, ours = oracle()
     lines = ours.makefile()

@@ -53,6 +53,15 @@ def test_a_machine_that_is_slow_nine_times_in_ten_is_slow(yardstick):
     assert found[0] == 1.0 and all(one == pytest.approx(1.0 if n % 10 == 0 else 1.3) for n, one in enumerate(found))
 
 
+def test_what_a_timing_that_failed_has_seen_is_not_the_next_one_s(yardstick):
+    assert slowdown(yardstick, 1.0, 2.0) == 1.0
+    yardstick.clock.takes, yardstick.clock.turn = [9.0, 9.0], 0
+    for _ in range(EVERY + 2):
+        yardstick.look(CORES)
+    yardstick.begin()
+    assert slowdown(yardstick, 1.0, 2.0, looks=1) == 1.0 and yardstick.clock.turn == RUNS * 2 * len(CORES)
+
+
 def test_without_a_look_nothing_is_said_and_looks_are_few(yardstick):
     assert yardstick.slowdown() == 1.0
     slowdown(yardstick, 1.0, 2.0, looks=EVERY * 3)

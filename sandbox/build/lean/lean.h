@@ -3,10 +3,14 @@
 // compile, and the source takes another road.
 #pragma once
 
+#include <cassert>
+#include <cfloat>
+#include <climits>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
 #include <limits>
 #include <tuple>
 #include <vector>
