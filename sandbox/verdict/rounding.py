@@ -24,6 +24,11 @@ class Rounding:
     relative_rms: float
     bounds: tuple[float, float]
 
+    def or_worse(self, other: Rounding) -> Rounding:
+        """Of two draws what is larger."""
+        bounds = (max(self.bounds[0], other.bounds[0]), max(self.bounds[1], other.bounds[1]))
+        return Rounding(relative_rms=max(self.relative_rms, other.relative_rms), bounds=bounds)
+
 
 def rounding(exact: torch.Tensor, value: torch.Tensor) -> Rounding:
     """The error of `value` against `exact` (the same in float64), both finite and of one shape."""

@@ -11,12 +11,14 @@ import torch
 from sandbox.build.artifacts import ArtifactStore
 from sandbox.jail.device import make_device
 from sandbox.jail.frames import Message
+from sandbox.jail.jailed import Runner as JailRunner
 from sandbox.jail.processes import members
 from sandbox.jail.runner import Runner
 from sandbox.oracle import loading
 from sandbox.oracle.draft import Job
 from sandbox.oracle.evaluate import Judge
-from sandbox.protocol import Options
+from sandbox.protocol import Options, TaskSpec
+from sandbox.verdict.rounding import Rounding
 from tests.sandbox.helpers import python_module
 
 
@@ -117,3 +119,21 @@ def test_an_output_that_lies_in_an_input_is_told_however_it_came_by_its_memory(w
     assert runner.do_run(order)[0]["aliased"] == [1]
     runner.call = lambda y, x: (x.clone(), y + 1, x.new_empty(0))
     assert runner.do_run(order)[0]["aliased"] == []
+
+
+@pytest.mark.parametrize(("value", "draws"), [("x.sum()", 8), ("x.sum(dim=1)", 4), ("x * 2", 1)])
+def test_the_rounding_of_few_numbers_is_taken_from_several_draws(judge, monkeypatch, value, draws):
+    """One difference may be small by chance: 10 of 150 honest sums around zero were taken for replays."""
+    orders = []
+    call = JailRunner.call
+    monkeypatch.setattr(JailRunner, "call", lambda self, command, *rest, **more: orders.append(command) or call(self, command, *rest, **more))
+    source = f"import torch\nclass Model(torch.nn.Module):\n    def forward(self, x): return {value}\n"
+    source += "def get_inputs(): return [torch.randn(16, 128)]\ndef get_init_inputs(): return []\n"
+    reference = judge._reference(job(TaskSpec(reference=source, device="cpu")))
+    assert orders.count("run_double") == draws and orders.count("inputs") == draws
+    assert len(reference.rounding) == 1 and reference.rounding[0].bounds[0] > 0
+
+
+def test_of_two_draws_the_worse_counts():
+    one, other = Rounding(relative_rms=1e-7, bounds=(1e-5, 2e-6)), Rounding(relative_rms=3e-8, bounds=(4e-5, 2e-6))
+    assert one.or_worse(other) == other.or_worse(one) == Rounding(relative_rms=1e-7, bounds=(4e-5, 2e-6))
