@@ -427,6 +427,8 @@ class Runner:
                 raise RunnerError(
                     "wrong_output", f"output {number} is a {type(output).__name__}, a torch.Tensor is needed"
                 )
+            if output.layout is not torch.strided:
+                raise RunnerError("wrong_output", f"output {number} has the layout {output.layout}, a strided tensor is needed")
         where = {str(output.device) for output in outputs} - {str(torch.device(self.device.name))}
         if where:
             raise RunnerError(

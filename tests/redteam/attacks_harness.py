@@ -145,7 +145,7 @@ for module in list(sys.modules.values()):
 """,
         ),
         outcomes=("incorrect", "runtime_error"),
-        evidence="wrong result|error",
+        evidence="wrong result|[Ee]rror",
         options=CHECKED,
     ),
     Case(
