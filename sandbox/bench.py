@@ -122,17 +122,17 @@ def run(client: SandboxClient, device: str, candidates: int, say: Callable[[str]
     workers = client.health().queue.workers
     judged([next(new) for _ in range(2 * workers)])
     say("calls")
-    calls = [_seconds(client.health) for _ in range(CALLS)]
+    calls = [seconds_of(client.health) for _ in range(CALLS)]
     say("candidates one after another")
-    before, latencies, results = _alone_s(client), [], []
+    before, latencies, results = seconds_alone(client), [], []
     for _ in range(candidates):
         start = time.monotonic()
         results += judged([next(new)])
         latencies.append(time.monotonic() - start)
-    alone_s = (_alone_s(client) - before) / candidates
+    alone_s = (seconds_alone(client) - before) / candidates
     say("candidates at once")
     together = [next(new) for _ in range(candidates)]
-    throughput = candidates / _seconds(lambda: judged(together))
+    throughput = candidates / seconds_of(lambda: judged(together))
     say("repeats")
     repeated = (together * BATCH)[:BATCH]
     rounds, start = 0, time.monotonic()
@@ -167,11 +167,13 @@ def _new_candidates(on_gpu: bool) -> Iterator[Candidate]:
             yield Candidate(source=CPP.format(mark=mark), language="cpp", form="kernel")
 
 
-def _alone_s(client: SandboxClient) -> float:
+def seconds_alone(client: SandboxClient) -> float:
+    """Seconds for which devices of a server have been one evaluation's alone so far."""
     return sum(parse(client.metrics()).get("sandbox_exclusive_seconds_total", {}).values())
 
 
-def _seconds(work: Callable[[], object]) -> float:
+def seconds_of(work: Callable[[], object]) -> float:
+    """How long something takes."""
     start = time.monotonic()
     work()
     return time.monotonic() - start

@@ -16,6 +16,7 @@ from pathlib import Path
 
 DEFAULT_LIMIT_BYTES = 4 << 30
 MAX_ARTIFACT_BYTES = 256 << 20
+PRUNED_OF_256 = 4
 
 
 class ArtifactStore:
@@ -67,6 +68,11 @@ class ArtifactStore:
             os.unlink(temporary)
             raise
         return path
+
+    def prune_now_and_then(self, key: str) -> None:
+        """To be called for what was published: one in 64 also deletes what is held beyond the limit."""
+        if int(key[:2], 16) < PRUNED_OF_256:
+            self.prune()
 
     def prune(self, limit_bytes: int = DEFAULT_LIMIT_BYTES) -> int:
         """Deletes the least recently used artifacts beyond `limit_bytes`; returns how many."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import importlib.util
 import re
 import shlex
 import shutil
@@ -18,7 +17,7 @@ from pathlib import Path
 
 from sandbox.build import BuildUnavailable
 from sandbox.build.artifacts import read_regular_file
-from sandbox.build.toolchain import Cuda, cuda_links
+from sandbox.build.toolchain import Cuda, cuda_links, triton_file
 from sandbox.jail.limits import Limits
 from sandbox.jail.spawn import Zygote
 from sandbox.verdict.coverage import OwnKernel
@@ -89,11 +88,8 @@ def find_cuobjdump() -> str:
     """
     if found := shutil.which("cuobjdump"):
         return found
-    spec = importlib.util.find_spec("triton")
-    for root in (spec.submodule_search_locations or ()) if spec else ():
-        bundled = Path(root) / "backends" / "nvidia" / "bin" / "cuobjdump"
-        if bundled.exists():
-            return str(bundled)
+    if bundled := triton_file("bin", "cuobjdump"):
+        return str(bundled)
     raise BuildUnavailable("no cuobjdump: install the CUDA toolkit's binary utilities, or the triton package")
 
 

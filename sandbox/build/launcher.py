@@ -7,7 +7,6 @@ from the store has sent the same text.
 from __future__ import annotations
 
 import errno
-import importlib.util
 import shlex
 import shutil
 import sysconfig
@@ -18,6 +17,7 @@ from sandbox.build import BuildFailed, BuildUnavailable
 from sandbox.build.artifacts import ArtifactStore
 from sandbox.build.cpp import disk_full, find_compiler
 from sandbox.build.logs import first_errors
+from sandbox.build.toolchain import triton_file
 from sandbox.jail.faults import JailMemory
 from sandbox.jail.limits import Limits
 from sandbox.jail.spawn import Zygote
@@ -26,8 +26,6 @@ MAX_SOURCE_CHARS = 256 << 10
 FLAGS = ("-x", "c", "-O3", "-shared", "-fPIC", "-w")
 """As Triton compiles them."""
 MEMORY_BYTES, FILE_BYTES = 1 << 30, 1 << 20
-PRUNED_OF_256 = 4
-"""One build in 64 also deletes what the store holds beyond its limit."""
 
 
 def build_launcher(source: str, *, store: ArtifactStore, zygote: Zygote, scratch: Path, timeout_s: float) -> tuple[Path, bool]:
@@ -58,8 +56,7 @@ def build_launcher(source: str, *, store: ArtifactStore, zygote: Zygote, scratch
             log = process.capture.text()
             if end.code == 0 and end.signal == 0:
                 path = store.publish(key, directory / "launcher.so")
-                if int(key[:2], 16) < PRUNED_OF_256:
-                    store.prune()
+                store.prune_now_and_then(key)
                 return path, False
         if "No space left on device" in log:
             raise disk_full(store, scratch)
@@ -74,9 +71,6 @@ def build_launcher(source: str, *, store: ArtifactStore, zygote: Zygote, scratch
 
 def _driver_headers() -> Path:
     """Where Triton keeps cuda.h. Raises BuildUnavailable."""
-    spec = importlib.util.find_spec("triton")
-    for root in (spec.submodule_search_locations or ()) if spec else ():
-        headers = Path(root) / "backends" / "nvidia" / "include"
-        if headers.is_dir():
-            return headers
+    if headers := triton_file("include"):
+        return headers
     raise BuildUnavailable("Triton's copy of cuda.h is missing: install the triton package")

@@ -45,8 +45,6 @@ CUDA_MEMORY_BYTES = 10 << 30
 FILE_BYTES = 512 << 20
 ROADS: tuple[Road, ...] = get_args(Road)
 ROADS_VARIABLE = "SANDBOX_ROADS"
-PRUNED_OF_256 = 4
-"""One build in 64 also deletes what the store holds beyond its limit."""
 _IN_BINDING = re.compile(r"\S*sandbox_binding\.(h|cpp):\d+:\d+: error:")
 _WHOLE_HEADER_MAY_HELP = re.compile(r"error:.*(incomplete type|no match for .operator)")
 _QUOTED, _NAME, _MACRO = (
@@ -225,8 +223,7 @@ class ExtensionBuilder:
                 break
         kernels = kernels_in(library, self._zygote, self._scratch) if cuda is not None else ()
         self._publish_meta(key, module, road, kernels)
-        if int(key[:2], 16) < PRUNED_OF_256:
-            self._store.prune()
+        self._store.prune_now_and_then(key)
         return BuiltExtension(
             path=library,
             key=key,

@@ -30,6 +30,16 @@ class Cuda:
     identity: str
 
 
+def triton_file(*parts: str) -> Path | None:
+    """A file or directory that Triton's backend for NVIDIA brings along, or None where it does not."""
+    spec = importlib.util.find_spec("triton")
+    for root in (spec.submodule_search_locations or ()) if spec else ():
+        found = Path(root, "backends", "nvidia", *parts)
+        if found.exists():
+            return found
+    return None
+
+
 @dataclass(frozen=True, kw_only=True)
 class Toolchain:
     """What compiles and links an extension.

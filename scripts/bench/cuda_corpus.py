@@ -18,7 +18,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from serving import private_server, provenance
+from serving import awaited, private_server, provenance
 
 from sandbox.build.roads import ROADS_VARIABLE
 from sandbox.client import SandboxClient
@@ -55,17 +55,6 @@ def submitted(client: SandboxClient, case: CorpusCase, device: str, options: Opt
     """Ids of the case's evaluation."""
     task = TaskSpec(reference=case.task, name=case.name, device=device, dtype=case.dtype)
     return client.submit(task, [Candidate(source=case.candidate, language="cuda")], options)
-
-
-def awaited(client: SandboxClient, ids: list[str]) -> list[EvaluationResult]:
-    """Their results, however long they take."""
-    found = []
-    for evaluation_id in ids:
-        result = client.result(evaluation_id)
-        while result.state not in ("done", "cancelled"):
-            result = client.result(evaluation_id)
-        found.append(result)
-    return found
 
 
 def row(case: CorpusCase, result: EvaluationResult) -> dict:

@@ -27,6 +27,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import kernelbench_peer
 from clock_kernels import cases
 from serving import Server, private_server, provenance
 
@@ -44,29 +45,6 @@ SELF_PAIRS = 3
 """Pairs of a reference with itself: whether a difference stays with the pair (where its memory lies) or not."""
 NCU_S = 400.0
 KERNELBENCH_KERNELS = 2
-KERNELBENCH = """
-import json, sys, types
-root, task, kernel = sys.argv[1:]
-for name in ("dotenv", "openai", "litellm", "together", "requests", "datasets"):
-    try:
-        __import__(name)
-    except ImportError:  # not needed for judging, but imported
-        sys.modules[name] = stub = types.ModuleType(name)
-        stub.load_dotenv = lambda *a, **k: None
-        stub.OpenAI = stub.Together = object
-        stub.completion = None
-sys.path[:0] = [root + "/src", root]
-try:
-    from kernelbench.eval import eval_kernel_against_ref
-except ImportError:
-    from src.eval import eval_kernel_against_ref
-import torch
-result = eval_kernel_against_ref(
-    open(task).read(), open(kernel).read(), num_correct_trials=3, num_perf_trials=100, measure_performance=True,
-    backend="triton", device=torch.device("cuda:0"))
-print("RESULT", json.dumps({"ms": result.runtime, "correct": bool(result.correctness)}))
-"""
-"""One evaluation in a process of its own, as its users run it."""
 
 
 def judged(client: SandboxClient, case, mark: str):
@@ -234,16 +212,9 @@ def kernelbench(checkout: Path, evaluations: int) -> list[dict]:
             kernel.write_text(case.kernel)
             ms, seconds = [], []
             for _ in range(evaluations):
-                start = time.monotonic()
-                done = subprocess.run(
-                    [sys.executable, "-c", KERNELBENCH, str(checkout), str(task), str(kernel)],
-                    capture_output=True, text=True, timeout=300, check=False,
-                )  # fmt: skip
-                seconds.append(time.monotonic() - start)
-                line = next((x for x in done.stdout.splitlines() if x.startswith("RESULT ")), None)
-                if line is None:
-                    raise SystemExit(f"KernelBench's evaluator failed: {(done.stderr or done.stdout)[-2000:]}")
-                ms.append(json.loads(line.removeprefix("RESULT "))["ms"])
+                found = kernelbench_peer.evaluated(checkout, task, kernel, "triton", correct_trials=3)
+                seconds.append(found["seconds"])
+                ms.append(found["ms"])
             rows.append(
                 {"kernel": case.name, "evaluations": evaluations, "median_us": 1e3 * statistics.median(ms),
                  "ratio": max(ms) / min(ms), "difference_us": 1e3 * (max(ms) - min(ms)), "seconds": statistics.median(seconds)}

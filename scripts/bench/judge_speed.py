@@ -13,50 +13,26 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import subprocess
-import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import kernelbench_peer
 from cuda_corpus import WARM
-from serving import Server, private_server, provenance
+from serving import Server, awaited, private_server, provenance
 
-from sandbox.bench import CPP, TASK, TRITON
+from sandbox.bench import CPP, TASK, TRITON, seconds_alone, seconds_of
 from sandbox.client import SandboxClient
 from sandbox.protocol import Candidate, EvaluationResult, Options, TaskSpec
-from sandbox.top import parse
 from tests.cuda_corpus import CASES
 
 SECTIONS = ("triton", "cuda", "repeats", "calls", "alone")
 PAUSE_S = 1.0
 """Between candidates on an idle server, whose workers get ready for the next one meanwhile."""
 BATCH, CLIENTS, TRIVIAL = 64, 16, 100
-KERNELBENCH = """
-import json, sys, types
-root, task, kernel, backend = sys.argv[1:]
-for name in ("dotenv", "openai", "litellm", "together", "requests", "datasets"):
-    try:
-        __import__(name)
-    except ImportError:  # not needed for judging, but imported
-        sys.modules[name] = stub = types.ModuleType(name)
-        stub.load_dotenv = lambda *a, **k: None
-        stub.OpenAI = stub.Together = object
-        stub.completion = None
-sys.path[:0] = [root + "/src", root]
-try:
-    from kernelbench.eval import eval_kernel_against_ref
-except ImportError:
-    from src.eval import eval_kernel_against_ref
-import torch
-result = eval_kernel_against_ref(
-    open(task).read(), open(kernel).read(), num_correct_trials=5, num_perf_trials=100, measure_performance=True,
-    backend=backend, device=torch.device("cuda:0"))
-print("RESULT", json.dumps({"correct": bool(result.correctness)}))
-"""
 
 Pair = tuple[TaskSpec, Candidate]
 
@@ -78,16 +54,12 @@ def cuda_pairs() -> list[Pair]:
     ]
 
 
-def awaited(client: SandboxClient, ids: Sequence[str]) -> list[EvaluationResult]:
+def right(client: SandboxClient, ids: Sequence[str]) -> list[EvaluationResult]:
     """Results of right candidates. Raises SystemExit for one that is judged otherwise."""
-    found = []
-    for evaluation_id in ids:
-        result = client.result(evaluation_id)
-        while result.state != "done":
-            result = client.result(evaluation_id)
+    found = awaited(client, ids)
+    for result in found:
         if result.outcome != "ok":
             raise SystemExit(f"judged {result.outcome}: {result.feedback}")
-        found.append(result)
     return found
 
 
@@ -97,7 +69,7 @@ def one_after_another(client: SandboxClient, pairs: Sequence[Pair], options: Opt
     for task, candidate in pairs:
         time.sleep(PAUSE_S)
         start = time.monotonic()
-        [result] = awaited(client, client.submit(task, [candidate], options))
+        [result] = right(client, client.submit(task, [candidate], options))
         seconds.append(time.monotonic() - start)
         stages.append(result.stage_s)
     names = sorted({name for stage in stages for name in stage})
@@ -111,7 +83,7 @@ def at_once(client: SandboxClient, pairs: Sequence[Pair], options: Options) -> d
     """Throughput of all of them submitted at once."""
     start = time.monotonic()
     ids = [client.submit(task, [candidate], options)[0] for task, candidate in pairs]
-    awaited(client, ids)
+    right(client, ids)
     seconds = time.monotonic() - start
     return {"candidates": len(pairs), "seconds": seconds, "per_s": len(pairs) / seconds}
 
@@ -126,7 +98,7 @@ def triton(server: Server, arguments: argparse.Namespace) -> dict:
 def cuda(server: Server, arguments: argparse.Namespace) -> dict:
     options, pairs = Options(timing="quick"), cuda_pairs()
     warm = TaskSpec(reference=WARM.task, name=WARM.name, device="cuda:0")
-    awaited(server.client, server.client.submit(warm, [Candidate(source=WARM.candidate, language="cuda")], options))
+    right(server.client, server.client.submit(warm, [Candidate(source=WARM.candidate, language="cuda")], options))
     step = len(pairs) // arguments.idle
     alone = pairs[::step][: arguments.idle]
     idle = one_after_another(server.client, alone, options)
@@ -151,7 +123,7 @@ def calls(_server: Server, arguments: argparse.Namespace) -> dict:
     with private_server("cpu", arguments.workers) as server:
         candidate = Candidate(source=CPP.format(mark=0), language="cpp", form="kernel")
         server.client.evaluate(task, [candidate], Options(timing="none"))
-        overhead = [_seconds(server.client.health) for _ in range(400)]
+        overhead = [seconds_of(server.client.health) for _ in range(400)]
         ended: dict[int, float] = {}
         barrier = threading.Barrier(CLIENTS)
 
@@ -179,12 +151,12 @@ def alone(server: Server, arguments: argparse.Namespace) -> dict:
     for rows in (256, 4096, 32768):
         for timing in ("quick", "full"):
             pairs = triton_pairs(rows)
-            some = [next(pairs) for _ in range(6)]
-            awaited(server.client, server.client.submit(*[(task, [candidate]) for task, candidate in some[:1]][0], Options(timing=timing)))
-            before, results = _alone_s(server.client), []
-            for task, candidate in some[1:]:
-                results += awaited(server.client, server.client.submit(task, [candidate], Options(timing=timing)))
-            each_s = (_alone_s(server.client) - before) / len(results)
+            task, first = next(pairs)
+            right(server.client, server.client.submit(task, [first], Options(timing=timing)))  # the reference is there from now on
+            before, results = seconds_alone(server.client), []
+            for _ in range(5):
+                results += right(server.client, server.client.submit(task, [next(pairs)[1]], Options(timing=timing)))
+            each_s = (seconds_alone(server.client) - before) / len(results)
             spans = [result.timing.candidate for result in results if result.timing]
             found[f"{rows} rows, {timing}"] = {
                 "alone_ms": 1e3 * each_s, "median_us": 1e3 * statistics.median(span.median_ms for span in spans),
@@ -202,14 +174,7 @@ def kernelbench(checkout: Path, directory: Path) -> dict:
         task, kernel = directory / f"{backend}{number}_task.py", directory / f"{backend}{number}.py"
         task.write_text(pair[0].reference)
         kernel.write_text(pair[1].source)
-        start = time.monotonic()
-        done = subprocess.run(
-            [sys.executable, "-c", KERNELBENCH, str(checkout), str(task), str(kernel), backend],
-            capture_output=True, text=True, timeout=600, check=False,
-        )  # fmt: skip
-        if "RESULT " not in done.stdout:
-            raise SystemExit(f"KernelBench's evaluator failed: {(done.stderr or done.stdout)[-2000:]}")
-        return time.monotonic() - start
+        return kernelbench_peer.evaluated(checkout, task, kernel, backend, correct_trials=5)["seconds"]
 
     one_triton = [judged("triton", number, pair) for number, pair in enumerate(some["triton"])]
     one_cuda = judged("cuda", 0, some["cuda"][0])
@@ -221,16 +186,6 @@ def kernelbench(checkout: Path, directory: Path) -> dict:
         "triton_s": one_triton, "cuda_s": [one_cuda],
         "cuda_at_once": {"candidates": len(together), "seconds": seconds, "per_s": len(together) / seconds, "each_s": together},
     }  # fmt: skip
-
-
-def _alone_s(client: SandboxClient) -> float:
-    return sum(parse(client.metrics()).get("sandbox_exclusive_seconds_total", {}).values())
-
-
-def _seconds(work: Callable[[], object]) -> float:
-    start = time.monotonic()
-    work()
-    return time.monotonic() - start
 
 
 def main() -> None:

@@ -22,6 +22,7 @@ sys.path.insert(0, str(ROOT))
 
 from sandbox.client import SandboxClient, SandboxUnavailable  # noqa: E402
 from sandbox.jail import nvml  # noqa: E402
+from sandbox.protocol import EvaluationResult  # noqa: E402
 
 START_S = 120.0
 
@@ -72,6 +73,17 @@ def private_server(device: str, workers: int, arguments: Sequence[str] = ()) -> 
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+
+
+def awaited(client: SandboxClient, ids: Sequence[str]) -> list[EvaluationResult]:
+    """Results of evaluations that were submitted, however long they take."""
+    found = []
+    for evaluation_id in ids:
+        result = client.result(evaluation_id)
+        while result.state != "done":
+            result = client.result(evaluation_id)
+        found.append(result)
+    return found
 
 
 def provenance() -> dict[str, Any]:
