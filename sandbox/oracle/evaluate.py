@@ -105,6 +105,8 @@ class Judge:
         self._on_stage = on_stage or (lambda _id, _stage: None)
         self._references = References(warm_references)
         self._yardstick = Yardstick()
+        self._new_task = False
+        """Whether the last evaluation needed a reference that was not warm; the next one may too."""
         self._left: list[Callable[[], None]] = []
         """What is still to be done once the last evaluation's verdict is given."""
 
@@ -121,7 +123,7 @@ class Judge:
         """
         self._tidy()
         if job.task.device != "cpu":
-            self._loader.make_spare(job)
+            self._loader.make_spare(job, reference=self._new_task)
 
     def _tidy(self) -> None:
         while self._left:
@@ -147,6 +149,7 @@ class Judge:
           Cancelled: on the broker's order. ZygoteLost: this oracle must be replaced.
         """
         verdict = Draft(job)
+        self._new_task = False
         self._tidy()
         try:
             self._evaluate(job, verdict)
@@ -244,6 +247,7 @@ class Judge:
         return reference
 
     def _new_reference(self, job: Job) -> Reference:
+        self._new_task = True
         make_room(job.task.device, self._give_up)
         return self._loader.reference(job)
 

@@ -33,13 +33,14 @@ from sandbox.oracle.failures import Failure, blamed_on_candidate
 from sandbox.oracle.gpu import compile_for, device_watch, runner_environment
 from sandbox.oracle.reference import Reference, TaskRejected
 from sandbox.oracle.room import crowded
+from sandbox.oracle.spares import Spares, Wanted, connections
 from sandbox.oracle.turns import Turns
 from sandbox.verdict import feedback
 
 log = logging.getLogger("sandbox.oracle")
 MAX_ARENA_BYTES, ARENA_SLACK_BYTES = 8 << 30, 1 << 20
 ARENA_CALLS, USUAL_PART_BYTES, LEAST_PART_BYTES = 64, 256 << 20, 24 << 20
-ARENA_S = WARM_S = 60.0
+ARENA_S = 60.0
 COMPILE_SLOT = 1001
 """Slot of the inputs on which kernels are compiled ahead of time."""
 ZYGOTE_MODULES = {
@@ -78,7 +79,7 @@ class Loader:
         self._zygotes: dict[str, Zygote] = {}
         self.card = CardFacts(store, scratch, lambda: self._zygote("gpu"))
         self._no_arenas = False
-        self._spare: tuple[str, Runner] | None = None
+        self._spares = Spares(self._new_runner)
 
     def start(self, gpu: bool = False) -> None:
         """Starts what every evaluation needs (`gpu`: one on a GPU), so that the first one does not pay for it."""
@@ -87,7 +88,7 @@ class Loader:
 
     def close(self) -> None:
         """Ends all zygotes and what they have forked."""
-        self._spare = None
+        self._spares.forget()
         for zygote in self._zygotes.values():
             zygote.close()
         self._zygotes.clear()
@@ -107,90 +108,53 @@ class Loader:
             )
         return self._zygotes[flavour]
 
-    def _limits(self, job: Job) -> Limits:
-        on_cpu = job.task.device == "cpu"
-        return Limits(
-            memory_bytes=job.options.memory_bytes if on_cpu else None,
-            open_files=256 if on_cpu else 4096,
-            gpu=not on_cpu,
-        )
+    @staticmethod
+    def _limits(device: str, memory_bytes: int) -> Limits:
+        on_cpu = device == "cpu"
+        return Limits(memory_bytes=memory_bytes if on_cpu else None, open_files=256 if on_cpu else 4096, gpu=not on_cpu)
 
     def reference(self, job: Job) -> Reference:
         """A new reference of the job's task, in a runner of its own."""
         options = job.options
-        runner = self._zygote("plain").runner(self._limits(job), options.memory_bytes, env=self._env(job))
-        self._on_device(runner, job.task.device)
         return Reference(
             job.task,
-            runner,
+            self._runner(self._wanted_reference(job)),
             seed=secrets.randbits(40),
             load_s=options.load_s,
             check_s=options.check_s,
             share_memory=lambda runner, n_bytes: self._share_memory(runner, job.task.device, n_bytes, trusted=True),
         )
 
-    def _runner_for_module(self, job: Job) -> Runner:
-        runner = self._zygote(_flavour(job)).runner(self._limits(job), job.options.memory_bytes, env=self._env(job))
-        self._on_device(runner, job.task.device)
-        return runner
-
-    def make_spare(self, job: Job) -> None:
-        """Gets a runner ready for a candidate like that of `job`: its device is open, which takes a quarter of a second.
+    def make_spare(self, job: Job, *, reference: bool = False) -> None:
+        """Gets a runner ready for a candidate like that of `job`, and for a `reference` like its own.
 
         Raises:
           ZygoteLost. Cancelled does not happen: no evaluation goes on.
         """
-        if self._spare is not None:
-            return
-        try:
-            runner = self._runner_for_module(job)
-        except OSError as error:
-            log.warning("no runner could be made ready: %s", error)
-            return
-        try:
-            runner.call("connect", WARM_S, device=job.task.device)
-            runner.call("warm", WARM_S)
-        except ZygoteLost:
-            raise
-        except JailError as error:
-            runner.close()
-            log.warning("no runner could be made ready on %s: %s", job.task.device, error)
-        except BaseException:
-            runner.close()
-            raise
-        else:
-            self._spare = (job.task.device, runner)
+        self._spares.prepare(self._wanted(job))
+        if reference:
+            self._spares.prepare(self._wanted_reference(job))
 
     def give_up_spare(self) -> bool:
-        """Ends the runner that is ready; False if there is none."""
-        if self._spare is None:
-            return False
-        self._spare[1].close()
-        self._spare = None
-        return True
+        """Ends a runner that is ready; False if there is none."""
+        return self._spares.give_up()
 
-    def _take_spare(self, job: Job) -> Runner | None:
-        """The runner that is ready, if it fits the job; one that does not makes room for another."""
-        if self._spare is None:
-            return None
-        device, runner = self._spare
-        fits = device == job.task.device and runner.memory_bytes == job.options.memory_bytes
-        if not fits or not self._answers(runner):
-            self.give_up_spare()
-            return None
-        self._spare = None
+    def _wanted(self, job: Job) -> Wanted:
+        sources = (job.candidate.source, job.task.reference)
+        return Wanted(_flavour(job), job.task.device, job.options.memory_bytes, self._env(job, *sources))
+
+    def _wanted_reference(self, job: Job) -> Wanted:
+        return Wanted("plain", job.task.device, job.options.memory_bytes, self._env(job, job.task.reference))
+
+    def _runner(self, wanted: Wanted) -> Runner:
+        """The runner that is ready, or a new one."""
+        return self._spares.take(wanted) or self._new_runner(wanted)
+
+    def _new_runner(self, wanted: Wanted) -> Runner:
+        limits = self._limits(wanted.device, wanted.memory_bytes)
+        runner = self._zygote(wanted.flavour).runner(limits, wanted.memory_bytes, env=wanted.environment)
+        self._on_device(runner, wanted.device)
         return runner
-
-    @staticmethod
-    def _answers(runner: Runner) -> bool:
-        """Whether a runner that has waited is still there, and its device too: nothing of that is to be the next candidate's fault."""
-        try:
-            runner.call("memory", WARM_S)
-        except ZygoteLost:
-            raise
-        except JailError:
-            return False
-        return True
 
     def _on_device(self, runner: Runner, device: str) -> None:
         """What holds for a runner on a GPU."""
@@ -235,8 +199,9 @@ class Loader:
         self._no_arenas = True
         log.warning("tensors on %s go through the host, which is slower: %s", device, error)
 
-    def _env(self, job: Job) -> dict[str, str]:
-        return {} if job.task.device == "cpu" else runner_environment()
+    @staticmethod
+    def _env(job: Job, *sources: str) -> dict[str, str]:
+        return {} if job.task.device == "cpu" else runner_environment() | connections(*sources)
 
     def _builder(self, job: Job, runner: Runner) -> ExtensionBuilder:
         """Builds what the candidate in `runner` asks for."""
@@ -277,7 +242,7 @@ class Loader:
             try:
                 with verdict.measured("load"):
                     runner = self._zygote("plain").runner(
-                        self._limits(job), options.memory_bytes, files=[library]
+                        self._limits(job.task.device, options.memory_bytes), options.memory_bytes, files=[library]
                     )
             finally:
                 os.close(library)
@@ -292,7 +257,7 @@ class Loader:
             }
         else:
             with verdict.measured("load"):
-                runner = self._take_spare(job) or self._runner_for_module(job)
+                runner = self._runner(self._wanted(job))
             launcher = None if job.task.device == "cpu" else self._build_launcher
             runner.serve = builds.served_to(lambda: self._builder(job, runner), launcher)
             entries, buffers = pack(reference.init_tensors)

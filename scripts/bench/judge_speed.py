@@ -72,20 +72,24 @@ def one_after_another(client: SandboxClient, pairs: Sequence[Pair], options: Opt
         [result] = right(client, client.submit(task, [candidate], options))
         seconds.append(time.monotonic() - start)
         stages.append(result.stage_s)
-    names = sorted({name for stage in stages for name in stage})
     return {
         "candidates": len(seconds), "median_s": statistics.median(seconds), "worst_s": max(seconds), "seconds": seconds,
-        "median_stage_s": {name: statistics.median(stage.get(name, 0.0) for stage in stages) for name in names},
+        "median_stage_s": middle_of(stages),
     }  # fmt: skip
+
+
+def middle_of(stages: Sequence[dict[str, float]]) -> dict[str, float]:
+    """The median of each stage."""
+    return {name: statistics.median(stage.get(name, 0.0) for stage in stages) for name in sorted(set().union(*stages))}
 
 
 def at_once(client: SandboxClient, pairs: Sequence[Pair], options: Options) -> dict:
     """Throughput of all of them submitted at once."""
     start = time.monotonic()
     ids = [client.submit(task, [candidate], options)[0] for task, candidate in pairs]
-    right(client, ids)
+    stages = [result.stage_s for result in right(client, ids)]
     seconds = time.monotonic() - start
-    return {"candidates": len(pairs), "seconds": seconds, "per_s": len(pairs) / seconds}
+    return {"candidates": len(pairs), "seconds": seconds, "per_s": len(pairs) / seconds, "median_stage_s": middle_of(stages)}
 
 
 def triton(server: Server, arguments: argparse.Namespace) -> dict:

@@ -14,9 +14,9 @@ from sandbox.jail.frames import Message
 from sandbox.jail.jailed import Runner as JailRunner
 from sandbox.jail.processes import members
 from sandbox.jail.runner import Runner
-from sandbox.oracle import loading
 from sandbox.oracle.draft import Job
 from sandbox.oracle.evaluate import Judge
+from sandbox.oracle.spares import CONNECTIONS_VARIABLE, Spares, Wanted, connections
 from sandbox.protocol import Options, TaskSpec
 from sandbox.verdict.rounding import Rounding
 from tests.sandbox.helpers import python_module
@@ -35,16 +35,20 @@ def job(task, **options):
     return Job(id="a", task=task, candidate=python_module("        return x + bias"), options=Options(timing="none", **options))
 
 
+def ready_one(judge):
+    return next((runner for _, runner in judge._loader._spares._ready.values()), None)
+
+
 def test_the_runner_that_is_ready_is_the_next_candidate_s_and_only_if_it_fits(judge, task, monkeypatch):
     taken = []
-    take = loading.Loader._take_spare
-    monkeypatch.setattr(loading.Loader, "_take_spare", lambda self, job: taken.append(take(self, job)) or taken[-1])
+    take = Spares.take
+    monkeypatch.setattr(Spares, "take", lambda self, wanted: taken.append(take(self, wanted)) or taken[-1])
     first = judge.evaluate(job(task))
     for memory_bytes, fits in ((4 << 30, True), (3 << 30, False)):
         judge._loader.make_spare(job(task))
-        _, ready = judge._loader._spare
+        ready = ready_one(judge)
         result = judge.evaluate(job(task, memory_bytes=memory_bytes))
-        assert result.outcome == first.outcome and judge._loader._spare is None
+        assert result.outcome == first.outcome and ready_one(judge) is None
         assert taken[-1] is (ready if fits else None) and ready.exit is not None
     assert taken[0] is None and not judge._loader.give_up_spare()
 
@@ -52,7 +56,7 @@ def test_the_runner_that_is_ready_is_the_next_candidate_s_and_only_if_it_fits(ju
 def test_a_runner_that_has_died_meanwhile_is_not_taken(judge, task):
     expected = judge.evaluate(job(task)).outcome
     judge._loader.make_spare(job(task))
-    _, ready = judge._loader._spare
+    ready = ready_one(judge)
     for member in reversed(members(ready.pid)):  # behind the oracle's back, as a kernel short of memory does
         os.kill(member, signal.SIGKILL)
     assert ready.exit is None
@@ -63,8 +67,54 @@ def test_a_runner_that_has_died_meanwhile_is_not_taken(judge, task):
 def test_it_is_given_up_before_a_reference_where_memory_is_short(judge, task):
     judge.evaluate(job(task))
     judge._loader.make_spare(job(task))
-    assert judge._give_up() and judge._loader._spare is None
+    assert judge._give_up() and ready_one(judge) is None
     assert judge._give_up() and not judge._give_up()
+
+
+class ReadyRunner:
+    exit = None
+
+    def __init__(self, orders):
+        self.orders = orders
+
+    def call(self, command, timeout_s, **order):
+        self.orders.append(command)
+
+    def close(self):
+        self.exit = 0
+
+
+def test_each_evaluation_gets_the_environment_it_needs_and_one_of_another_kind_waits():
+    orders, made = [], []
+    spares = Spares(lambda wanted: made.append(wanted) or ReadyRunner(orders))
+    single, several = (Wanted("gpu", "cuda:0", 1, environment) for environment in (connections("x + 1"), connections("torch.cuda.Stream()")))
+    reference = Wanted("plain", "cuda:0", 1, connections("x + 1"))
+    for wanted in (single, several, reference):
+        spares.prepare(wanted)
+    assert made == [single, reference] and orders == ["connect", "warm"] * 2
+    assert spares.take(several) is None
+    assert spares.take(single).exit is None and spares.take(single) is None
+    assert spares.take(reference).exit is None
+    spares.prepare(several)
+    _, ready = spares._ready["gpu"]
+    assert spares.take(Wanted("gpu", "cuda:0", 2, {})) is None and ready.exit == 0 and not spares.give_up()
+
+
+@pytest.mark.parametrize(
+    ("source", "several"),
+    [
+        ("out = x + 1", False),
+        ("@triton.jit\ndef kernel(x): tl.store(x, tl.load(x) + tl.program_id(0))", False),
+        ("side = torch.cuda.Stream()", True),
+        ("cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking);", True),
+        ("self.layer = nn.LSTM(8, 8)", True),
+        ("g = torch.cuda.CUDAGraph()", True),
+        ("torch.linalg.inv(x)", True),
+    ],
+)
+def test_one_hardware_queue_is_for_what_has_a_single_stream(source, several):
+    assert connections(source) == ({} if several else {CONNECTIONS_VARIABLE: "1"})
+    assert connections("y = 2 * x", source) == connections(source)
 
 
 def drawing(get_inputs, device="meta"):
