@@ -3,7 +3,8 @@
 No build and no other evaluation runs while one is timed, so timing waits until the device is empty. Two
 rules keep either side from starving: once a timing has waited for `patience_s`, no further ordinary work
 is let in; and when the device is empty, all timings that wait by then go first, one after another, before
-ordinary work starts again.
+ordinary work starts again. Between two of them comes what an evaluation that has been timed still has to do, a few
+milliseconds: it makes room for the next one while others are timed, and evaluations do not move in step.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class Gate:
     """Gate of one device. Single-threaded; grants are function calls.
 
     Attributes:
-      shared_limit: most holders of ordinary access at once.
+      shared_limit: most holders of ordinary access at once, not counting those that finish.
       patience_s: see the module docstring.
       clock: seconds, monotonic.
     """
@@ -36,12 +37,17 @@ class Gate:
     _alone: Hashable | None = None
     _alone_since_s: float = 0.0
     _alone_s: float = 0.0
+    _finishing: list[_Request] = field(default_factory=list)
     _waiting_shared: list[_Request] = field(default_factory=list)
     _waiting_alone: list[_Request] = field(default_factory=list)
 
-    def acquire(self, holder: Hashable, *, exclusive: bool, grant: Callable[[], None]) -> None:
-        """Queues a request; `grant` is called when it is granted, perhaps at once."""
-        queue = self._waiting_alone if exclusive else self._waiting_shared
+    def acquire(self, holder: Hashable, *, exclusive: bool, grant: Callable[[], None], finishing: bool = False) -> None:
+        """Queues a request; `grant` is called when it is granted, perhaps at once.
+
+        Args:
+          finishing: ordinary access for the short work that follows a timing.
+        """
+        queue = self._waiting_alone if exclusive else self._finishing if finishing else self._waiting_shared
         queue.append(_Request(holder, self.clock(), grant))
         self._advance()
 
@@ -51,7 +57,7 @@ class Gate:
         if self._alone is not None and self._alone == holder:
             self._alone_s = self.alone_s
             self._alone = None
-        for queue in (self._waiting_shared, self._waiting_alone):
+        for queue in (self._finishing, self._waiting_shared, self._waiting_alone):
             queue[:] = [request for request in queue if request.holder != holder]
         self._advance()
 
@@ -62,7 +68,10 @@ class Gate:
 
     def _advance(self) -> None:
         while self._alone is None:
-            if self._waiting_alone and not self._shared:
+            if self._finishing:
+                request = self._finishing.pop(0)
+                self._shared.add(request.holder)
+            elif self._waiting_alone and not self._shared:
                 request = self._waiting_alone.pop(0)
                 self._alone, self._alone_since_s = request.holder, self.clock()
             elif self._waiting_shared and len(self._shared) < self.shared_limit and not self._impatient():

@@ -267,6 +267,7 @@ class Worker:
             self._gates.of(message["resource"]).acquire(
                 (self.number, ticket),
                 exclusive=message["exclusive"],
+                finishing=message["finishing"],
                 grant=lambda: self._send({"op": "granted", "ticket": ticket}),
             )
         elif kind == "release":

@@ -14,6 +14,7 @@ import torch
 from sandbox.jail.arena import padded
 from sandbox.jail.carrier import ArenaCarrier
 from sandbox.jail.jailed import Runner
+from sandbox.oracle.clock import PLANS
 from sandbox.oracle.fresh import Audit, CopiedOutputs, Pool, sample_places
 from sandbox.oracle.fresh_gpu import ArenaOutputs, GpuBlock, calls_of_block, draw_blocks
 from sandbox.oracle.left import LeftOutputs, OutputsLost, Unreadable
@@ -141,6 +142,7 @@ def on_gpu(
     left_s: Callable[[], float],
     *,
     record: bool = True,
+    n_blocks: int = PLANS["full"].audit_blocks,
 ) -> GpuParts | None:
     """What `audit` takes, on a GPU: inputs made of those of the checks, all in the runners' arenas.
 
@@ -150,6 +152,7 @@ def on_gpu(
       eager_ms: time of one call of the reference.
       left_s: seconds that an order may take now.
       record: have both runners try to record the calls.
+      n_blocks: blocks of calls, one of them a rehearsal.
     """
     carriers = candidate.carrier, reference.runner.carrier
     if not all(isinstance(carrier, ArenaCarrier) for carrier in carriers):
@@ -161,7 +164,7 @@ def on_gpu(
     calls = calls_of_block(eager_ms, input_bytes, theirs.stride_bytes, part_bytes)
     if calls < 1:
         return None
-    blocks = draw_blocks(inputs[0].args, [one.tensors for one in inputs], calls, secrets.randbits(60))
+    blocks = draw_blocks(inputs[0].args, [one.tensors for one in inputs], calls, secrets.randbits(60), n_blocks)
     recorded = ours.prepare(blocks[0], left_s(), record=record)
     refused = f"the reference's: {ours.refused}" if ours.refused else ""
     if theirs.prepare(blocks[0], left_s(), record=recorded) != recorded:

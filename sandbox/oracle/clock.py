@@ -29,6 +29,8 @@ SETTLE_BLOCKS, PLACED_SLOWER = 3, 1.3
 its own is slower by more."""
 SLOPE_BLOCKS = 12
 """Short and long blocks of back-to-back calls; the faster half of either counts, enough for an interval."""
+LEAST_SLOPE_CALLS, MOST_SLOPE_MS = 8, 20.0
+"""So many back-to-back calls a short block has at least, unless they take longer than that together."""
 SLOW_CALL_MS = 20.0
 """Calls this slow get fewer pairs: the budget is spent anyway."""
 
@@ -43,6 +45,7 @@ class Plan:
       relative_error: of the speedup's interval; smaller ends the measurement early.
       trusted_share: fastest share of the blocks that counts; below 1 where other processes may disturb.
       tries: on a CPU a timing is made up to so often, as long as the machine is not calm (see `sandbox.oracle.calm`).
+      audit_blocks: of calls on fresh inputs on a GPU, one of them a rehearsal.
     """
 
     budget_ms: float
@@ -52,10 +55,11 @@ class Plan:
     relative_error: float
     trusted_share: float = 0.5
     tries: int = 1
+    audit_blocks: int = 9
 
 
 PLANS = {
-    "quick": Plan(budget_ms=80.0, block_ms=1.0, min_pairs=10, max_pairs=60, relative_error=0.03),
+    "quick": Plan(budget_ms=40.0, block_ms=1.0, min_pairs=10, max_pairs=60, relative_error=0.03, audit_blocks=5),
     "full": Plan(budget_ms=400.0, block_ms=1.5, min_pairs=30, max_pairs=300, relative_error=0.01, tries=3),
 }
 
@@ -83,6 +87,8 @@ class Side:
     placement: Placement | None = None
     """Of the runner's threads, on a CPU."""
     calls: int = 1
+    slope_calls: int = 0
+    """Of a short block of back-to-back calls; 0 until that is known."""
     call_ms: float = 0.0
     """First estimate of the time of one call."""
     empty_ms: float = 0.0
@@ -93,7 +99,7 @@ class Side:
     claims_ms: list[float] = field(default_factory=list)
     walls_ms: list[float] = field(default_factory=list)
     slope_walls_ms: dict[int, list[float]] = field(default_factory=lambda: {1: [], 3: []})
-    """Wall times of blocks of once and three times `calls` back-to-back calls."""
+    """Wall times of blocks of once and three times `slope_calls` back-to-back calls."""
 
     def block(self, calls: int, keep: int | None = None, flush: bool = True) -> tuple[float, float]:
         """Runs a block; returns (span claimed by the runner, wall time seen here), both for all calls, in
@@ -125,10 +131,13 @@ class Side:
             # Step by step: a claim of next to nothing must not lead to thousands of slow calls at once.
             calls = min(4 * calls, MAX_CALLS)
             claimed_ms, wall_ms = self.block(calls)
-        if not self.flushed:
-            claimed_ms = believed_ms(claimed_ms, wall_ms, self.empty_ms)[0]
+        if self.flushed:
+            claimed_ms, wall_ms = self.block(calls)  # by now the pause before each call is as long as it needs to be
+            spent_ms = max(claimed_ms, wall_ms - self.empty_ms)  # most of it clears the caches
+        else:
+            claimed_ms = spent_ms = believed_ms(claimed_ms, wall_ms, self.empty_ms)[0]
         self.call_ms = max(claimed_ms / calls, 1e-4)
-        self.calls = int(min(max(block_ms / self.call_ms, 1), MAX_CALLS))
+        self.calls = int(min(max(block_ms * calls / max(spent_ms, 1e-4), 1), MAX_CALLS))
 
     def settle(self) -> None:
         """Puts the runner's threads on a core each, unless that makes its calls slower than the scheduler's way."""
@@ -171,10 +180,16 @@ class Side:
         """A span without the gap; a tenth of it stays in any case, as nothing takes no time."""
         return max(span_ms - self.gap_ms, 0.1 * span_ms, 1e-6)
 
+    def prepare_slope(self, block_ms: float) -> None:
+        """Chooses the number of calls of a short block of back-to-back calls."""
+        calls = max(1, min(LEAST_SLOPE_CALLS, int(MOST_SLOPE_MS / self.call_ms)))
+        a_call_ms = max(self.block(calls, flush=False)[1] - self.empty_ms, 1e-4) / calls
+        self.slope_calls = int(min(max(block_ms / a_call_ms, calls), MAX_CALLS))
+
     def sample_slope(self) -> None:
         """Times one short and one long block of unflushed calls."""
         for factor, walls in self.slope_walls_ms.items():
-            walls.append(self.block(factor * self.calls, flush=False)[1])
+            walls.append(self.block(factor * self.slope_calls, flush=False)[1])
 
     def slopes_ms(self, trusted_share: float) -> list[float]:
         """Wall time of one more back-to-back call: short and long blocks of like rank compared.
@@ -185,13 +200,15 @@ class Side:
         short, long = (undisturbed(self.slope_walls_ms[factor], trusted_share) for factor in (1, 3))
         found = []
         for less, more in zip(short, long, strict=True):
-            a_call = max((more - less) / (2 * self.calls), (more - self.most_empty_ms) / (3 * self.calls))
+            a_call = max((more - less) / (2 * self.slope_calls), (more - self.most_empty_ms) / (3 * self.slope_calls))
             found.append(max(a_call, 0.0))
         return found
 
 
-def measure_slopes(sides: Sequence[Side]) -> None:
-    """Samples the slopes of all sides in alternating order."""
+def measure_slopes(sides: Sequence[Side], block_ms: float) -> None:
+    """Samples the slopes of all sides in alternating order, with short blocks of about `block_ms`."""
+    for side in sides:
+        side.prepare_slope(block_ms)
     for number in range(SLOPE_BLOCKS):
         for side in sides if number % 2 == 0 else reversed(sides):
             side.sample_slope()
@@ -235,7 +252,7 @@ def measure(
     times_ms, ruled = candidate.times_ms(plan.trusted_share)
     baseline_ms = {name: side.times_ms(plan.trusted_share)[0] for name, side in baselines.items()}
     if use_slope:
-        measure_slopes(sides)
+        measure_slopes(sides, plan.block_ms)
         times_ms, by_slope = _larger(times_ms, candidate.slopes_ms(plan.trusted_share))
         ruled = ruled or by_slope
         for name, side in baselines.items():

@@ -50,14 +50,14 @@ FULL_DISK_BYTES = 1 << 20
 
 
 class Gate:
-    """Who may use a resource ("cpu", "cuda:0") when: `shared` for ordinary work, `exclusive` for timing.
+    """Who may use a resource ("cpu", "cuda:0") when: `shared` for ordinary work (`finishing` what was timed), `exclusive` for timing.
 
     The broker decides; this base class lets everything pass, as is right where there is one evaluation at
     a time.
     """
 
     @contextmanager
-    def shared(self, resource: str) -> Iterator[None]:
+    def shared(self, resource: str, finishing: bool = False) -> Iterator[None]:
         yield
 
     @contextmanager
@@ -139,7 +139,7 @@ class Judge:
         if device == "cpu":
             return None
         if device not in self._turns:
-            self._turns[device] = Turns(lambda: self._gate.shared(device))
+            self._turns[device] = Turns(lambda finishing: self._gate.shared(device, finishing))
         return self._turns[device]
 
     def evaluate(self, job: Job) -> EvaluationResult:
@@ -260,9 +260,11 @@ class Judge:
 
         def end() -> None:
             candidate.close()
-            if not broken_off and reference.task.device != "cpu":
+            turns = self._turns_on(reference.task.device)
+            if not broken_off and turns is not None:
                 try:
-                    reference.forget()
+                    with turns.finishing():
+                        reference.forget()
                 except TaskRejected:
                     self._references.discard(reference)
 
@@ -372,10 +374,13 @@ class Judge:
                 # Still alone: the end of a process would disturb the next measurement.
                 candidate.close()
         if on_gpu:
-            with verdict.measured("late"):
-                self._check_late(trial, side)
-            # Last, because a profiler slows every later launch of its process.
-            self._cover(job, candidate, trial.slots[0], verdict, builds)
+            turns = self._turns_on(job.task.device)
+            assert turns is not None
+            with turns.finishing():
+                with verdict.measured("late"), turns.of("late"):
+                    self._check_late(trial, side)
+                # Last, because a profiler slows every later launch of its process.
+                self._cover(job, candidate, trial.slots[0], verdict, builds)
         self._reached(verdict, "timed")
 
     @contextmanager

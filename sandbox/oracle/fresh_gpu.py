@@ -28,7 +28,6 @@ from sandbox.oracle.left import OutputsLost, Where, checked_places, element_numb
 
 BLOCK_MS = 4.0
 """Intended length of a block of the reference."""
-BLOCKS = 9
 MAX_CALLS = 1024
 APART_MS = 0.2
 """What a block costs beyond its calls, messages and the device's way from process to process, is about 1.1 ms and differs by
@@ -77,12 +76,12 @@ def jittered(tensors: Sequence[torch.Tensor], generator: torch.Generator) -> lis
 
 
 def draw_blocks(
-    args: list[Any], bases: Sequence[Sequence[torch.Tensor]], calls: int, seed: int
+    args: list[Any], bases: Sequence[Sequence[torch.Tensor]], calls: int, seed: int, blocks: int
 ) -> list[GpuBlock]:
-    """Blocks of fresh inputs made of those that the checks have used, in turn. All blocks have the same layout."""
+    """`blocks` blocks of fresh inputs made of those that the checks have used, in turn. All blocks have the same layout."""
     device = bases[0][0].device if bases[0] else torch.device("cpu")
     generator = torch.Generator(device).manual_seed(seed)
-    return [_block(args, bases, number, calls, generator) for number in range(BLOCKS)]
+    return [_block(args, bases, number, calls, generator) for number in range(blocks)]
 
 
 def _block(

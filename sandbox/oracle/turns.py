@@ -19,11 +19,13 @@ class Turns:
     """Ordinary access to one device, order by order.
 
     Args:
-      shared: opens ordinary access, and gives it back when left; may raise Cancelled.
+      shared: opens ordinary access (for the short work that follows a timing if it is given True), and gives it back when left; may
+        raise Cancelled.
     """
 
-    def __init__(self, shared: Callable[[], AbstractContextManager[None]]):
+    def __init__(self, shared: Callable[[bool], AbstractContextManager[None]]):
         self._shared = shared
+        self._finishing = False
         self._held: AbstractContextManager[None] | None = None
         self._alone = False
 
@@ -63,8 +65,17 @@ class Turns:
         finally:
             self._alone = False
 
+    @contextmanager
+    def finishing(self) -> Iterator[None]:
+        """Within it turns come before others' timings (`sandbox.gate`)."""
+        self._finishing = True
+        try:
+            yield
+        finally:
+            self._finishing = False
+
     def _take(self) -> None:
-        held = self._shared()
+        held = self._shared(self._finishing)
         held.__enter__()
         self._held = held
 

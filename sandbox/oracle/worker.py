@@ -104,10 +104,11 @@ class BrokerGate(Gate):
         self._ticket = 0
 
     @contextmanager
-    def _held(self, resource: str, exclusive: bool) -> Iterator[None]:
+    def _held(self, resource: str, *, exclusive: bool = False, finishing: bool = False) -> Iterator[None]:
         self._ticket += 1
         ticket = self._ticket
-        self._link.send({"op": "acquire", "ticket": ticket, "resource": resource, "exclusive": exclusive})
+        asked = {"resource": resource, "exclusive": exclusive, "finishing": finishing}
+        self._link.send({"op": "acquire", "ticket": ticket, **asked})
         try:
             self._link.await_grant(ticket)
             yield
@@ -115,8 +116,8 @@ class BrokerGate(Gate):
             # Also withdraws a request that was not granted yet.
             self._link.send({"op": "release", "ticket": ticket})
 
-    def shared(self, resource: str):
-        return self._held(resource, exclusive=False)
+    def shared(self, resource: str, finishing: bool = False):
+        return self._held(resource, finishing=finishing)
 
     def exclusive(self, resource: str):
         return self._held(resource, exclusive=True)

@@ -16,8 +16,9 @@ from sandbox.jail.device import CpuDevice
 from sandbox.jail.frames import Message
 from sandbox.jail.runner import Runner
 from sandbox.oracle.audit import AuditFailed, audit, on_gpu, rule
+from sandbox.oracle.clock import PLANS
 from sandbox.oracle.fresh import Audit, Run
-from sandbox.oracle.fresh_gpu import BLOCK_MS, BLOCKS, MAX_CALLS, ArenaOutputs, calls_of_block, draw_blocks, jittered
+from sandbox.oracle.fresh_gpu import BLOCK_MS, MAX_CALLS, ArenaOutputs, calls_of_block, draw_blocks, jittered
 from sandbox.oracle.left import OutputsLost
 from sandbox.oracle.reference import Inputs
 from sandbox.protocol import Span, Timing
@@ -25,6 +26,7 @@ from sandbox.verdict.correctness import Tolerance, compare
 from tests.sandbox.test_arena import FakeArena
 
 SHAPE = (64, 32)
+BLOCKS = PLANS["full"].audit_blocks
 
 
 class HostPool:
@@ -179,7 +181,7 @@ def test_outputs_in_the_pool_are_read_where_they_are(record):
 def test_a_runner_has_no_say_in_how_much_is_believed_of_it():
     runner = side(honest, device=Recorder())
     outputs = ArenaOutputs(runner.call, runner.carrier, [{"dtype": "float32", "shape": list(SHAPE)}])
-    [block, *_] = draw_blocks([{"tensor": 0}, 2.0], [[torch.randn(SHAPE)]], 4, seed=1)
+    [block, *_] = draw_blocks([{"tensor": 0}, 2.0], [[torch.randn(SHAPE)]], 4, seed=1, blocks=2)
     for said, asked, taken in ((True, False, False), ("yes", True, False), (1, True, False), (True, True, True)):
         outputs = ArenaOutputs(lambda *a, said=said, **k: Message({"recorded": said}, []), runner.carrier, outputs.entries)
         assert outputs.prepare(block, 10.0, record=asked) is taken
@@ -199,7 +201,7 @@ def test_places_that_are_none_are_refused_and_never_read(left):
     outputs = ArenaOutputs(
         lambda *a, **k: Message({"span_ms": 1.0, "left": left}, []), runner.carrier, [{"dtype": "float32", "shape": list(SHAPE)}]
     )
-    [block, *_] = draw_blocks([{"tensor": 0}, 2.0], [[torch.randn(SHAPE)]], 4, seed=1)
+    [block, *_] = draw_blocks([{"tensor": 0}, 2.0], [[torch.randn(SHAPE)]], 4, seed=1, blocks=2)
     with pytest.raises(OutputsLost):
         outputs.run(block, [torch.tensor([3])], 10.0)
 
@@ -269,10 +271,10 @@ def test_who_could_not_record_is_not_asked_to_try_again():
 def test_outputs_that_say_nothing_of_the_inputs_prove_no_recording():
     device = Recorder()
     runner = side(lambda x, a: torch.ones(SHAPE), device=device)
-    [block, *_] = draw_blocks([{"tensor": 0}, 2.0], [[torch.randn(SHAPE)]], 4, seed=1)
+    [block, *_] = draw_blocks([{"tensor": 0}, 2.0], [[torch.randn(SHAPE)]], 4, seed=1, blocks=2)
     outputs = ArenaOutputs(runner.call, runner.carrier, [{"dtype": "float32", "shape": list(SHAPE)}])
     assert not outputs.prepare(block, 10.0, record=True)
-    one = draw_blocks([{"tensor": 0}, 2.0], [[torch.randn(SHAPE)]], 1, seed=1)[0]
+    one = draw_blocks([{"tensor": 0}, 2.0], [[torch.randn(SHAPE)]], 1, seed=1, blocks=1)[0]
     assert not outputs.prepare(one, 10.0, record=True)
 
 
@@ -351,7 +353,7 @@ def test_values_change_a_little_stay_in_range_and_never_repeat():
     assert (one[0] != other[0]).float().mean() > 0.9 and ((one[0] - base[0]).abs() <= 0.0101 * base[0]).all()
     assert one[0].max() <= base[0].max() and one[0].min() >= base[0].min()
     assert one[1][0] == 0 and torch.equal(one[2], base[2]) and one[3].numel() == 0
-    blocks = draw_blocks([{"tensor": 0}], [[torch.rand(9)], [torch.rand(9)]], 3, seed=1)
+    blocks = draw_blocks([{"tensor": 0}], [[torch.rand(9)], [torch.rand(9)]], 3, seed=1, blocks=BLOCKS)
     seen = {
         tuple(read(block.memory, call["tensors"])[0].tolist()) for block in blocks for call in block.calls
     }

@@ -25,10 +25,10 @@ class WatchedGate(Gate):
         self.log, self._shared, self._alone = [], 0, False
 
     @contextmanager
-    def shared(self, resource):
+    def shared(self, resource, finishing):
         assert not self._alone and self._shared == 0
         self._shared += 1
-        self.log.append("shared")
+        self.log.append("finishing" if finishing else "shared")
         yield
         self._shared -= 1
 
@@ -43,7 +43,7 @@ class WatchedGate(Gate):
 
 def test_a_turn_lasts_as_long_as_an_order_and_is_left_for_work_of_the_host():
     gate = WatchedGate()
-    turns = Turns(lambda: gate.shared("cuda:0"))
+    turns = Turns(lambda finishing: gate.shared("cuda:0", finishing))
     with turns.of("run"):
         assert gate._shared == 1
         with turns.left():
@@ -55,16 +55,20 @@ def test_a_turn_lasts_as_long_as_an_order_and_is_left_for_work_of_the_host():
     with turns.alone(), turns.of("time_block"), turns.left():
         assert gate._shared == 0
     assert gate.log == ["shared", "shared"]
+    with turns.finishing(), turns.of("run"), turns.of("profile"):
+        assert gate._shared == 1
+    with turns.of("run"):
+        assert gate.log == ["shared", "shared", "finishing", "shared"]
 
 
 def test_a_turn_ends_with_an_order_that_fails_and_a_refused_one_was_never_held():
     gate = WatchedGate()
-    turns = Turns(lambda: gate.shared("cuda:0"))
+    turns = Turns(lambda finishing: gate.shared("cuda:0", finishing))
     with pytest.raises(ZeroDivisionError), turns.of("run"):
         raise ZeroDivisionError
     gate._shared = 0  # the gate of the test is no try ... finally
 
-    def refused():
+    def refused(finishing):
         raise KeyboardInterrupt
 
     turns = Turns(refused)
@@ -81,7 +85,7 @@ def test_an_evaluation_takes_turns_and_is_alone_only_while_it_is_timed(tmp_path,
     judge = Judge(
         scratch=tmp_path / "scratch", store=ArtifactStore(tmp_path / "store"), threads=1, gate=gate, isolation="none"
     )
-    turns = Turns(lambda: gate.shared("cpu"))
+    turns = Turns(lambda finishing: gate.shared("cpu", finishing))
     monkeypatch.setattr(Judge, "_turns_on", lambda self, device: turns)
     monkeypatch.setattr(
         type(judge._loader), "_on_device", lambda self, runner, device: setattr(runner, "turns", turns)
