@@ -10,6 +10,7 @@ import torch
 
 from sandbox.jail.device import Device
 from sandbox.jail.fresh import outputs_of
+from sandbox.jail.jitter import jittered
 
 LAUNCHES = 9
 
@@ -23,7 +24,7 @@ class ArenaCalls:
     Between two readings of a clock stand the host's launches too, which for short kernels take longer than the kernels.
     So the calls are recorded, where the device can do that (`Device.record`), and replayed at once. A recording counts
     only if it proves to work on whatever its inputs hold by then: work that went past it (another stream) shows when
-    two calls exchange their inputs.
+    two calls exchange their inputs (or, where there is room for one call only, when they are changed a little).
 
     An output that lies elsewhere (memory of the candidate's own, a pool that is full), or where another call's does, is
     copied to its place. That is a part of the calls and of their time: whoever is spared a copy gains nothing that would
@@ -71,8 +72,13 @@ class ArenaCalls:
         ends = self._held[0], self._held[-1]
         before = [[output.clone() for output in held] for held in ends]
         self._copy_all = False
-        if record and len(prepared) > 1:
-            self._replay = self._recording(before)
+        if record:
+            try:
+                self._replay = self._recording(before) if len(prepared) > 1 else self._recording_of_one(before[0])
+            except torch.OutOfMemoryError:
+                if len(prepared) > 1:
+                    raise
+                self._device.trim()  # of one call's inputs there was no room for another copy
             if self._replay is None:
                 self.refused = self._device.refused or "what was recorded does not follow its inputs"
             elif twice:
@@ -130,11 +136,25 @@ class ArenaCalls:
             settled.append(output if stays else place.copy_(output))
         return settled
 
-    def _recording(self, before: Sequence[Sequence[torch.Tensor]]) -> Callable[[], None] | None:
+    def _recording_of_one(self, before: Sequence[torch.Tensor]) -> Callable[[], None] | None:
+        """A recording of the only call, tried with its inputs changed a little. `before`: its outputs on inputs as they are."""
+        inputs = self._prepared[0][1]
+        others = jittered(inputs)
+        _exchange(inputs, others)
+        self._do()
+        after = [output.clone() for output in self._held[0]]
+        _exchange(inputs, others)
+        return self._recording([before, after], others)
+
+    def _recording(
+        self, before: Sequence[Sequence[torch.Tensor]], others: Sequence[torch.Tensor] | None = None
+    ) -> Callable[[], None] | None:
         """A recording of the calls that has passed the trial with the inputs of first and last call exchanged.
 
         Args:
           before: outputs of these two on inputs as they are.
+          others: inputs that the first call gets in the trial, where there is no other call; `before` holds its outputs on them
+            instead of the last one's.
         """
         recorded = self._device.record(self._do, self._pool)
         if recorded is not None and _share_memory(self._held):
@@ -142,13 +162,13 @@ class ArenaCalls:
             recorded = self._device.record(self._do, self._pool)
         if recorded is None:
             return None
-        first_inputs, last_inputs = self._prepared[0][1], self._prepared[-1][1]
+        first_inputs, last_inputs = self._prepared[0][1], self._prepared[-1][1] if others is None else others
         _exchange(first_inputs, last_inputs)
         try:
             recorded()
             self._device.synchronize()
             first, last = self._held[0], self._held[-1]
-            follows = _took_over(first, before[1], before[0]) and _took_over(last, before[0], before[1])
+            follows = _took_over(first, before[1], before[0]) and (others is not None or _took_over(last, before[0], before[1]))
         finally:
             _exchange(first_inputs, last_inputs)
         return recorded if follows else None

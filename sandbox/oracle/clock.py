@@ -27,10 +27,8 @@ tell more than that. Seen: a standard deviation of 0.45 us among twelve processe
 SETTLE_BLOCKS, PLACED_SLOWER = 3, 1.3
 """Blocks with threads placed, and without, before the timing; so much slower placed ones may be: a kernel that starts threads of
 its own is slower by more."""
-SLOPE_BLOCKS = 12
-"""Short and long blocks of back-to-back calls; the faster half of either counts, enough for an interval."""
-LEAST_SLOPE_CALLS, MOST_SLOPE_MS = 8, 20.0
-"""So many back-to-back calls a short block has at least, unless they take longer than that together."""
+FEW_CALLS = 8
+"""So many calls tell how long one takes, unless they take longer than a block is meant to."""
 SLOW_CALL_MS = 20.0
 """Calls this slow get fewer pairs: the budget is spent anyway."""
 
@@ -45,6 +43,7 @@ class Plan:
       relative_error: of the speedup's interval; smaller ends the measurement early.
       trusted_share: fastest share of the blocks that counts; below 1 where other processes may disturb.
       tries: on a CPU a timing is made up to so often, as long as the machine is not calm (see `sandbox.oracle.calm`).
+      slope_blocks: short and long blocks of back-to-back calls on a GPU; the faster half of either counts.
       audit_blocks: of calls on fresh inputs on a GPU, one of them a rehearsal.
     """
 
@@ -55,11 +54,12 @@ class Plan:
     relative_error: float
     trusted_share: float = 0.5
     tries: int = 1
+    slope_blocks: int = 12
     audit_blocks: int = 9
 
 
 PLANS = {
-    "quick": Plan(budget_ms=40.0, block_ms=1.0, min_pairs=10, max_pairs=60, relative_error=0.03, audit_blocks=5),
+    "quick": Plan(budget_ms=40.0, block_ms=1.0, min_pairs=8, max_pairs=60, relative_error=0.03, slope_blocks=6, audit_blocks=4),
     "full": Plan(budget_ms=400.0, block_ms=1.5, min_pairs=30, max_pairs=300, relative_error=0.01, tries=3),
 }
 
@@ -132,7 +132,9 @@ class Side:
             calls = min(4 * calls, MAX_CALLS)
             claimed_ms, wall_ms = self.block(calls)
         if self.flushed:
-            claimed_ms, wall_ms = self.block(calls)  # by now the pause before each call is as long as it needs to be
+            # By now the pause before each call is as long as it needs to be.
+            calls = int(min(max(block_ms * calls / max(claimed_ms, 1e-4), calls), FEW_CALLS))
+            claimed_ms, wall_ms = self.block(calls)
             spent_ms = max(claimed_ms, wall_ms - self.empty_ms)  # most of it clears the caches
         else:
             claimed_ms = spent_ms = believed_ms(claimed_ms, wall_ms, self.empty_ms)[0]
@@ -182,7 +184,7 @@ class Side:
 
     def prepare_slope(self, block_ms: float) -> None:
         """Chooses the number of calls of a short block of back-to-back calls."""
-        calls = max(1, min(LEAST_SLOPE_CALLS, int(MOST_SLOPE_MS / self.call_ms)))
+        calls = max(1, min(FEW_CALLS, int(block_ms / self.call_ms)))
         a_call_ms = max(self.block(calls, flush=False)[1] - self.empty_ms, 1e-4) / calls
         self.slope_calls = int(min(max(block_ms / a_call_ms, calls), MAX_CALLS))
 
@@ -205,11 +207,11 @@ class Side:
         return found
 
 
-def measure_slopes(sides: Sequence[Side], block_ms: float) -> None:
-    """Samples the slopes of all sides in alternating order, with short blocks of about `block_ms`."""
+def measure_slopes(sides: Sequence[Side], plan: Plan) -> None:
+    """Samples the slopes of all sides in alternating order."""
     for side in sides:
-        side.prepare_slope(block_ms)
-    for number in range(SLOPE_BLOCKS):
+        side.prepare_slope(plan.block_ms)
+    for number in range(plan.slope_blocks):
         for side in sides if number % 2 == 0 else reversed(sides):
             side.sample_slope()
 
@@ -252,7 +254,7 @@ def measure(
     times_ms, ruled = candidate.times_ms(plan.trusted_share)
     baseline_ms = {name: side.times_ms(plan.trusted_share)[0] for name, side in baselines.items()}
     if use_slope:
-        measure_slopes(sides, plan.block_ms)
+        measure_slopes(sides, plan)
         times_ms, by_slope = _larger(times_ms, candidate.slopes_ms(plan.trusted_share))
         ruled = ruled or by_slope
         for name, side in baselines.items():

@@ -21,6 +21,7 @@ import torch
 from sandbox.jail.arena import padded, write
 from sandbox.jail.carrier import ArenaCarrier
 from sandbox.jail.frames import Message
+from sandbox.jail.jitter import jittered
 from sandbox.jail.tensors import DTYPES
 from sandbox.oracle.clock import claim_of
 from sandbox.oracle.fresh import Run
@@ -34,8 +35,6 @@ APART_MS = 0.2
 so much between two processes, each as long as it lives (seen on an H200 machine: up to 0.2 ms)."""
 MOST_ITEM_BYTES = 16
 MAX_REASON_CHARS = 300
-JITTER = 0.02
-"""Width of the factor by which each value changes: far above every tolerance."""
 
 
 @dataclass(frozen=True)
@@ -60,19 +59,6 @@ def calls_of_block(eager_ms: float, input_bytes: int, output_bytes: int, part_by
     by_time = max(2, round(BLOCK_MS / max(eager_ms, 1e-3)))
     room = [part_bytes // size for size in (input_bytes, output_bytes) if size]
     return min(by_time, MAX_CALLS, *room)
-
-
-def jittered(tensors: Sequence[torch.Tensor], generator: torch.Generator) -> list[torch.Tensor]:
-    """The same tensors with every floating-point value changed by up to `JITTER` / 2 of itself, within their range."""
-    found = []
-    for tensor in tensors:
-        if tensor.is_floating_point() and tensor.numel():
-            factor = torch.rand(tensor.shape, generator=generator, device=tensor.device, dtype=torch.float32)
-            moved = (tensor * (1 + JITTER * (factor - 0.5))).to(tensor.dtype)
-            found.append(torch.minimum(torch.maximum(moved, tensor.min()), tensor.max()))
-        else:
-            found.append(tensor)
-    return found
 
 
 def draw_blocks(

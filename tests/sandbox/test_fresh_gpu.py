@@ -14,11 +14,12 @@ from sandbox.jail.arena_pool import Segments
 from sandbox.jail.carrier import ArenaCarrier, HostCarrier
 from sandbox.jail.device import CpuDevice
 from sandbox.jail.frames import Message
+from sandbox.jail.jitter import jittered
 from sandbox.jail.runner import Runner
 from sandbox.oracle.audit import AuditFailed, audit, on_gpu, rule
 from sandbox.oracle.clock import PLANS
 from sandbox.oracle.fresh import Audit, Run
-from sandbox.oracle.fresh_gpu import BLOCK_MS, MAX_CALLS, ArenaOutputs, calls_of_block, draw_blocks, jittered
+from sandbox.oracle.fresh_gpu import BLOCK_MS, MAX_CALLS, ArenaOutputs, calls_of_block, draw_blocks
 from sandbox.oracle.left import OutputsLost
 from sandbox.oracle.reference import Inputs
 from sandbox.protocol import Span, Timing
@@ -108,8 +109,10 @@ def honest(x, a):
     return torch.relu(x) * a
 
 
-def parts_of(candidate, eager_ms=0.2, devices=(None, None), record=False, **room):
+def parts_of(candidate, eager_ms=0.2, devices=(None, None), record=False, one=False, **room):
     ours = reference(honest, device=devices[0])
+    if one:  # room for a single call
+        room["n_bytes"] = 4 * 12 * 1024
     return on_gpu(ours, side(candidate, device=devices[1], **room), inputs(), eager_ms, lambda: 10.0, record=record)
 
 
@@ -125,6 +128,31 @@ def test_an_honest_candidate_passes_and_its_time_is_near_the_references():
     assert found.calls == BLOCK_MS / 0.2 and len(found.candidate) == len(found.reference) == BLOCKS - 1
     own, other = found.times_ms()
     assert 0 < own.median < 5 and 0 < other.median < 5
+
+
+@pytest.mark.parametrize(("misses", "recorded"), [(lambda work: work, True), (lambda work: lambda: None, False)])
+def test_a_single_call_is_recorded_if_it_follows_its_inputs(misses, recorded):
+    parts = parts_of(lambda x, a: (x * a).clamp_min(0), devices=(Recorder(), Recorder(misses)), record=True, eager_ms=1e3, one=True)
+    assert len(parts.blocks[0].calls) == 1 and parts.recorded is recorded
+    found = audit(
+        parts.blocks, parts.theirs, parts.ours, lambda want, have: compare(want, have, Tolerance()), lambda: 10.0, random.Random(0)
+    )  # fmt: skip
+    assert found.calls == 1 and len(found.candidate) == BLOCKS - 1
+
+
+def test_a_single_call_without_room_for_other_inputs_is_done_anew():
+    class Full(Recorder):
+        trimmed = False
+
+        def record(self, work, pool=None):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+        def trim(self):
+            self.trimmed = True
+
+    devices = Recorder(), Full()
+    parts = parts_of(honest, devices=devices, record=True, one=True)
+    assert not parts.recorded and devices[1].trimmed
 
 
 def test_recorded_calls_are_replayed_on_inputs_that_came_later():
