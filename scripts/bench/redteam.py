@@ -1,6 +1,6 @@
 """What every known attack on the judge comes to: outcome, and speed against its honest twin.
 
-    python scripts/bench/redteam.py [--gpu] [--only WORDS] [--out scripts/bench/results/redteam_cpu.json]
+    python scripts/bench/redteam.py [--gpu] [--only WORDS] [--share 1/2] [--out scripts/bench/results/redteam_cpu.json]
 
 Starts a server of its own with an empty cache, judges the cases of tests/redteam (attacks, then honest work; with --gpu those
 of tests/gpu/redteam), prints a table and writes JSON with versions, date and command. The exit status is 1 if an attack
@@ -69,13 +69,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="", help="cases whose name contains one of these words, separated by commas")
     parser.add_argument("--gpu", action="store_true", help="on cuda:0, its own cases and those of the CPU that run there")
+    parser.add_argument("--share", type=_share, default=(1, 1), help="I/N: of every N cases the I-th, so that N cards share the work")
     parser.add_argument("--out", type=Path, help="default: redteam_cpu.json or redteam_gpu.json in scripts/bench/results")
     arguments = parser.parse_args()
     out = arguments.out or ROOT / f"scripts/bench/results/redteam_{'gpu' if arguments.gpu else 'cpu'}.json"
     device = ("--device", "cuda:0") if arguments.gpu else ()
     words = arguments.only.split(",")
-    attack_cases = GPU_CASES if arguments.gpu else suite.CASES
-    honest_cases = honest_work() if arguments.gpu else honest.CASES
+    share, shares = arguments.share
+    attack_cases = (GPU_CASES if arguments.gpu else suite.CASES)[share - 1 :: shares]
+    honest_cases = (honest_work() if arguments.gpu else honest.CASES)[share - 1 :: shares]
     plant_secret()
     try:
         with tempfile.TemporaryDirectory(prefix="sbt-", dir="/tmp") as name:
@@ -99,6 +101,7 @@ def main() -> None:
     report = {
         **provenance(),
         "level": health.level,
+        "share": f"{share}/{shares}",
         "attacks": len(attacks),
         "honest": len(honests),
         "failed": bad,
@@ -109,6 +112,13 @@ def main() -> None:
     out.write_text(json.dumps(report, indent=1) + "\n")
     print(f"{len(attacks)} attacks, {len(honests)} honest candidates, {len(bad)} not as they must be: {bad}")
     sys.exit(1 if bad else 0)
+
+
+def _share(text: str) -> tuple[int, int]:
+    share, _, shares = text.partition("/")
+    if not (share.isdigit() and shares.isdigit() and 1 <= int(share) <= int(shares)):
+        raise argparse.ArgumentTypeError(f"{text!r} is no share such as 1/2")
+    return int(share), int(shares)
 
 
 def _print(row: dict, label: str) -> None:
