@@ -1,4 +1,4 @@
-"""What is measured once of a GPU: how far apart events around nothing lie, and what its memory reaches.
+"""What is measured once of a GPU: how far apart events around nothing and next to nothing lie, and what its memory reaches.
 
 Kept in the store for a card, a driver and a start of the host, so the first oracle that asks measures for all.
 """
@@ -18,7 +18,7 @@ from sandbox.jail.device_cuda import physical_index
 from sandbox.jail.faults import JailError, ZygoteLost
 from sandbox.jail.limits import Limits
 from sandbox.jail.spawn import Zygote
-from sandbox.oracle.gpu import NO_CALL, measure_event_gap, runner_environment
+from sandbox.oracle.gpu import NO_CALL, ONE_CALL, CallTimes, measure_call_times, runner_environment
 from sandbox.oracle.roofline import Bandwidth, measure_bandwidth
 
 GAP_MEMORY_BYTES = 8 << 30
@@ -35,11 +35,11 @@ class CardFacts:
 
     def __init__(self, store: ArtifactStore, scratch: Path, gpu_zygote: Callable[[], Zygote]):
         self._store, self._scratch, self._gpu_zygote = store, scratch, gpu_zygote
-        self._gaps_ms: dict[str, float] = {}
+        self._call_times: dict[str, CallTimes] = {}
         self._bandwidths: dict[str, Bandwidth] = {}
 
-    def event_gap_ms(self, device: str) -> float:
-        """What a flushed call's span holds beyond the device's work (`measure_event_gap`); 0 on a CPU.
+    def call_times(self, device: str) -> CallTimes:
+        """What a flushed call's span holds beyond the device's work, and what the least call takes (`measure_call_times`); 0 on a CPU.
 
         Measured once for a card, a driver and a start of this host, by the first oracle that asks; the caller has
         the device to itself.
@@ -48,11 +48,11 @@ class CardFacts:
           BuildUnavailable: it cannot be measured.
         """
         if device == "cpu":
-            return 0.0
-        if device not in self._gaps_ms:
-            facts = self._measured_once(device, ("event gap 1", NO_CALL), lambda: {"ms": self._measure_event_gap(device)})
-            self._gaps_ms[device] = facts["ms"]
-        return self._gaps_ms[device]
+            return CallTimes(0.0, 0.0)
+        if device not in self._call_times:
+            facts = self._measured_once(device, ("call times 1", NO_CALL, ONE_CALL), lambda: asdict(self._measure_call_times(device)))
+            self._call_times[device] = CallTimes(**facts)
+        return self._call_times[device]
 
     def bandwidth(self, device: str) -> Bandwidth:
         """What a GPU's memory reaches; measured once like the gap of events, by this process, which has the device to itself.
@@ -83,12 +83,12 @@ class CardFacts:
             self._store.publish(key, Path(file.name))
         return facts
 
-    def _measure_event_gap(self, device: str) -> float:
+    def _measure_call_times(self, device: str) -> CallTimes:
         limits = Limits(memory_bytes=None, open_files=4096, gpu=True)
         env = runner_environment()
         try:
             with self._gpu_zygote().runner(limits, GAP_MEMORY_BYTES, env=env) as runner:
-                return measure_event_gap(runner.call, device)
+                return measure_call_times(runner.call, device)
         except ZygoteLost:
             raise
         except (JailError, ValueError) as error:

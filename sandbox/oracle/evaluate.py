@@ -31,7 +31,7 @@ from sandbox.oracle.builds import Builds
 from sandbox.oracle.clock import PLANS, Side, measure
 from sandbox.oracle.draft import Draft, Job
 from sandbox.oracle.failures import Failure, blamed_on_candidate
-from sandbox.oracle.gpu import measure_coverage, raise_to_profile
+from sandbox.oracle.gpu import measure_coverage, raise_to_launch, raise_to_profile
 from sandbox.oracle.idle import BaselineWatch
 from sandbox.oracle.loading import Loader
 from sandbox.oracle.own_time import check_own_code, own_time_of, rule
@@ -325,7 +325,7 @@ class Judge:
         waited = time.monotonic()
         with self._alone(job.task.device):
             verdict.stage_s["gate"] = round(time.monotonic() - waited, 6)
-            gap_ms = self._loader.card.event_gap_ms(job.task.device)
+            call_times = self._loader.card.call_times(job.task.device)
             deadline = time.monotonic() + options.time_s
 
             def left() -> float:
@@ -334,7 +334,7 @@ class Judge:
             with verdict.measured("time"), nullcontext([]) if on_gpu else steady() as cores, ExitStack() as placed:
                 watch = BaselineWatch(reference.order, candidate.pid)
                 theirs, ours = (placed.enter_context(Placement(pid, cores)) for pid in (candidate.pid, reference.runner.pid))
-                usual = {"slots": trial.slots, "deadline": left, "flushed": on_gpu, "gap_ms": gap_ms}
+                usual = {"slots": trial.slots, "deadline": left, "flushed": on_gpu, "gap_ms": call_times.gap_ms}
                 plan, rng = PLANS[options.timing], random.Random(secrets.randbits(64))
                 side: Side
 
@@ -369,6 +369,7 @@ class Judge:
                     rule(own_time, verdict, may_look=trial.memory_is_open)
                 elif options.audit:
                     trial.audit(left)
+                    verdict.timing = raise_to_launch(verdict.timing, call_times.least_ms)
                     trial.check_floor(self._loader.card.bandwidth(job.task.device))
             if not on_gpu:
                 # Still alone: the end of a process would disturb the next measurement.

@@ -134,8 +134,9 @@ def self_mode() -> list[dict]:
         )  # fmt: skip
         try:
             loader.start()
-            gap_ms = loader.card.event_gap_ms("cuda:0")
-            print(json.dumps({"gap_us": 1e3 * gap_ms}), flush=True)
+            found = loader.card.call_times("cuda:0")
+            gap_ms = found.gap_ms
+            print(json.dumps({"gap_us": 1e3 * gap_ms, "least_us": 1e3 * found.least_ms}), flush=True)
             for case in (c for c in cases() if c.name in SELF):
                 task = TaskSpec(reference=case.task, name=case.name, device="cuda:0")
                 job = Job(id=case.name, task=task, candidate=Candidate(source=case.kernel, language="triton"), options=Options())

@@ -6,7 +6,7 @@ from sandbox.jail.cuda_trace import busy_ms, trace_events
 from sandbox.jail.device_cuda import physical_index
 from sandbox.jail.faults import JailReply
 from sandbox.jail.frames import Message
-from sandbox.oracle.gpu import compile_for, measure_coverage, raise_to_profile
+from sandbox.oracle.gpu import compile_for, measure_coverage, raise_to_launch, raise_to_profile
 from sandbox.protocol import Span, Timing
 from sandbox.verdict.coverage import DeviceEvent, OwnKernel, judge_coverage, own_share
 
@@ -198,6 +198,13 @@ def test_work_that_the_span_did_not_see_slows_the_candidate_by_what_it_hid():
     assert raised.speedup == pytest.approx(0.2)
     assert raised.bound_by == "profile"
     assert raised.baselines == timed(0.1).baselines
+
+
+def test_a_call_shorter_than_any_launch_is_raised_to_the_shortest():
+    raised = raise_to_launch(timed(0.001, speedup=6.0), least_ms=0.002)
+    assert raised.candidate.median_ms == pytest.approx(0.0019) and raised.bound_by == "shortest launch"
+    assert raised.speedup == pytest.approx(6.0 / 1.9)
+    assert raise_to_launch(timed(0.002), least_ms=0.002) == timed(0.002)
 
 
 def test_overlapping_streams_are_busy_once():

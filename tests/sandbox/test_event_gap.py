@@ -4,17 +4,20 @@ import pytest
 
 from sandbox.jail.frames import Message
 from sandbox.oracle.clock import Side
-from sandbox.oracle.gpu import measure_event_gap
+from sandbox.oracle.gpu import measure_call_times
 
 
 def test_the_gap_is_the_middle_of_flushed_blocks_of_a_call_that_launches_nothing():
-    orders, spans = [], iter([9.0, 0.002, 0.003, 0.002, 0.1, 0.002])
+    orders, spans = [], iter([9.0, 0.002, 0.003, 0.002, 0.1, 0.002, 9.0, 0.005, 0.003, 0.004, 0.1, 0.002])
 
     def order(command, timeout_s, buffers=(), **fields):
         orders.append((command, fields))
         return Message({"span_ms": next(spans) * fields["calls"]} if command == "time_block" else {}, [])
 
-    assert measure_event_gap(order, "cuda:0") == pytest.approx(0.002)
+    found = measure_call_times(order, "cuda:0")
+    assert (found.gap_ms, found.least_ms) == pytest.approx((0.002, 0.002))
+    sources = [fields["source"] for command, fields in orders if command == "load_module"]
+    assert len(sources) == 2 and "return x.add_(1)" in sources[1] and "class OneCall" in sources[1]
     assert orders[0][0] == "load_module" and orders[0][1]["device"] == "cuda:0" and "return x" in orders[0][1]["source"]
     assert all(fields["flush"] for command, fields in orders if command == "time_block")
 

@@ -352,6 +352,24 @@ def test_a_candidate_that_is_slow_on_new_inputs_is_as_slow_as_that():
     assert own.median > 1.9 and timing.speedup < 1.0 and "fresh inputs" in timing.bound_by
 
 
+@pytest.mark.parametrize(("claimed_ms", "ruled"), [(0.0179, True), (0.0200, False)])
+def test_claims_of_less_than_the_replays_of_candidate_and_reference_bear_out_are_ruled(claimed_ms, ruled):
+    """Spans stated shorter by a fifth: the audit had forgiven up to a quarter, and the gap between events is taken off what is stated."""
+
+    def run(ms):
+        return Run(claim_ms=ms, wall_ms=ms + 1.0, samples=[])
+
+    found = Audit(calls=10, apart_ms=0.2, candidate=[run(0.225)] * 6, reference=[run(0.228)] * 6)
+    spans = [Span(median_ms=ms, low_ms=ms, high_ms=ms, samples=9) for ms in (claimed_ms, 0.0228)]
+    ratio = 0.0228 / claimed_ms
+    claimed = Timing(
+        candidate=spans[0], baselines={"eager": spans[1]}, speedup=ratio, speedup_low=ratio, speedup_high=ratio, noisy=False,
+        bound_by="runner span",
+    )  # fmt: skip
+    timing = rule(claimed, found, replayed=True)[0]
+    assert (timing != claimed) == ruled and (not ruled or timing.speedup < 1.05)
+
+
 def test_a_reference_of_short_kernels_counts_with_its_launches_where_the_audit_replays():
     def run(ms):
         return Run(claim_ms=ms, wall_ms=ms + 1.0, samples=[])

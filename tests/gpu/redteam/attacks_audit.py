@@ -132,6 +132,21 @@ def short(self, message):
 judge.Runner.do_time_block = short
 """,
     ),
+    _patched(
+        5,
+        "spans_of_a_tiny_kernel_shortened",
+        "a kernel of two microseconds is said to take one, as it does in the audit's recordings",
+        """
+timed = judge.Runner.do_time_block
+
+def short(self, message):
+    reply, tensors = timed(self, message)
+    return {"span_ms": reply["span_ms"] * 0.78}, tensors
+
+judge.Runner.do_time_block = short
+""",
+        task="task_add_small",
+    ),
     GpuCase(
         number=5,
         name="a_fifth_of_every_long_span",

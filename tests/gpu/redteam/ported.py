@@ -50,7 +50,7 @@ def _is_ported(case: Case) -> bool:
 CASES = [replace(case, noise=min(case.noise, NOISE)) for case in suite.CASES if _is_ported(case)]
 
 
-TWINS = {"task_add": "add_triton", "task_matmul": "matmul_triton"}
+TWINS = {"task_add": "add_triton", "task_add_small": "add_triton", "task_matmul": "matmul_triton"}
 """Honest kernels for the tasks of cases that are written for a GPU."""
 
 
