@@ -96,7 +96,7 @@ def make_settings(
     return Settings(
         devices=devices,
         isolation=level,
-        workers=workers or max(2, min(cores, 4 if devices == ("cpu",) else 8)),
+        workers=workers or max(2, min(cores, 4 if devices == ("cpu",) else 12 * (len(devices) - 1))),
         threads=threads or min(cores, 16),
         cores=cores,
         cache=Path(cache).absolute() if cache else DEFAULT_CACHE,  # the compiler runs elsewhere

@@ -4,13 +4,15 @@
 
 Every candidate is new to the server (empty cache). `triton` and `cuda`: latency of one after another on an idle server, a pause between
 them, and throughput of many at once; `repeats`: judged ones again in batches; `calls`: the broker's part of a call, and 16 clients with
-100 evaluations each on the CPU; `alone`: for how long a timing keeps the GPU. KernelBench's evaluator gets a fresh process for each
+100 evaluations each on the CPU; `alone`: for how long a timing keeps the GPU; `gpus`, where there are two: throughput of both against
+that of one, with the same server (contexts.py says what the driver does). KernelBench's evaluator gets a fresh process for each
 candidate, as its users run it, with 16 CUDA builds at once for its throughput.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import tempfile
@@ -29,19 +31,20 @@ from sandbox.client import SandboxClient
 from sandbox.protocol import Candidate, EvaluationResult, Options, TaskSpec
 from tests.cuda_corpus import CASES
 
-SECTIONS = ("triton", "cuda", "repeats", "calls", "alone")
+SECTIONS = ("triton", "cuda", "repeats", "calls", "alone", "gpus")
 PAUSE_S = 1.0
 """Between candidates on an idle server, whose workers get ready for the next one meanwhile."""
 BATCH, CLIENTS, TRIVIAL = 64, 16, 100
 
+MARKS = itertools.count(1)
 Pair = tuple[TaskSpec, Candidate]
 
 
-def triton_pairs(rows: int = 2048) -> Iterator[Pair]:
-    """Distinct Triton candidates of one task."""
-    task, number = TaskSpec(reference=TASK.format(rows=rows, columns=4096), name=f"multiply_add_{rows}", device="cuda:0"), 0
+def triton_pairs(rows: int = 2048, device: str = "cuda:0") -> Iterator[Pair]:
+    """Distinct Triton candidates of one task; no two iterators give the same."""
+    task = TaskSpec(reference=TASK.format(rows=rows, columns=4096), name=f"multiply_add_{rows}", device=device)
     while True:
-        number += 1
+        number = next(MARKS)
         yield task, Candidate(source=TRITON.format(mark=number, block=(512, 1024, 2048)[number % 3]), language="triton")
 
 
@@ -169,6 +172,23 @@ def alone(server: Server, arguments: argparse.Namespace) -> dict:
     return found
 
 
+def gpus(_server: Server, arguments: argparse.Namespace) -> dict:
+    """On a server of its own that judges on all GPUs: one of them busy, then two."""
+    options, each = Options(timing="quick"), 128
+    with private_server("auto", 2 * arguments.workers) as server:
+        if "cuda:1" not in server.client.health().devices:
+            return {"skipped": "this host has one GPU"}
+        pairs = [triton_pairs(device=f"cuda:{number}") for number in range(2)]
+
+        def both(count: int) -> list[Pair]:
+            return [pair for taken in zip(*(itertools.islice(one, count) for one in pairs), strict=True) for pair in taken]
+
+        at_once(server.client, both(3 * arguments.workers), options)  # every worker has both references
+        one = at_once(server.client, list(itertools.islice(pairs[0], each)), options)
+        two = at_once(server.client, both(each), options)
+    return {"one": one, "two": two, "ratio": two["per_s"] / one["per_s"]}
+
+
 def kernelbench(checkout: Path, directory: Path) -> dict:
     """Wall time of KernelBench's evaluator on the first of the same candidates."""
     pairs = triton_pairs()
@@ -195,7 +215,7 @@ def kernelbench(checkout: Path, directory: Path) -> dict:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--workers", type=int, default=8)
+    parser.add_argument("--workers", type=int, default=12)
     parser.add_argument("--idle", type=int, default=16, help="candidates of each kind one after another")
     parser.add_argument("--only", default=",".join(SECTIONS), help="sections")
     parser.add_argument("--kernelbench", type=Path, help="checkout of KernelBench")
@@ -215,7 +235,7 @@ def main() -> None:
             keep("kernelbench", kernelbench(arguments.kernelbench, Path(directory)))
     with private_server("cuda:0", arguments.workers) as server:
         for name in named:
-            keep(name, {"triton": triton, "cuda": cuda, "repeats": repeats, "calls": calls, "alone": alone}[name](server, arguments))
+            keep(name, {"triton": triton, "cuda": cuda, "repeats": repeats, "calls": calls, "alone": alone, "gpus": gpus}[name](server, arguments))
 
 
 if __name__ == "__main__":
