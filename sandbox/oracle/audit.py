@@ -14,7 +14,7 @@ import torch
 from sandbox.jail.arena import padded
 from sandbox.jail.carrier import ArenaCarrier
 from sandbox.jail.jailed import Runner
-from sandbox.oracle.clock import PLANS
+from sandbox.oracle.clock import GPU_PLANS
 from sandbox.oracle.fresh import Audit, CopiedOutputs, Pool, sample_places
 from sandbox.oracle.fresh_gpu import ArenaOutputs, GpuBlock, calls_of_block, draw_blocks
 from sandbox.oracle.left import LeftOutputs, OutputsLost, Unreadable
@@ -145,7 +145,7 @@ def on_gpu(
     left_s: Callable[[], float],
     *,
     record: bool = True,
-    n_blocks: int = PLANS["full"].audit_blocks,
+    n_blocks: int = GPU_PLANS["full"].audit_blocks,
 ) -> GpuParts | None:
     """What `audit` takes, on a GPU: inputs made of those of the checks, all in the runners' arenas.
 

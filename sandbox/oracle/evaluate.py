@@ -28,7 +28,7 @@ from sandbox.jail.nvml import NvmlError
 from sandbox.jail.plan import Level
 from sandbox.oracle.admission import admission_problem
 from sandbox.oracle.builds import Builds
-from sandbox.oracle.clock import PLANS, Side, measure
+from sandbox.oracle.clock import GPU_PLANS, PLANS, Side, measure
 from sandbox.oracle.draft import Draft, Job
 from sandbox.oracle.failures import Failure, blamed_on_candidate
 from sandbox.oracle.gpu import measure_coverage, raise_to_launch, raise_to_profile
@@ -335,7 +335,7 @@ class Judge:
                 watch = BaselineWatch(reference.order, candidate.pid)
                 theirs, ours = (placed.enter_context(Placement(pid, cores)) for pid in (candidate.pid, reference.runner.pid))
                 usual = {"slots": trial.slots, "deadline": left, "flushed": on_gpu, "gap_ms": call_times.gap_ms}
-                plan, rng = PLANS[options.timing], random.Random(secrets.randbits(64))
+                plan, rng = (GPU_PLANS if on_gpu else PLANS)[options.timing], random.Random(secrets.randbits(64))
                 side: Side
 
                 def timed() -> Timing:

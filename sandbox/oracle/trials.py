@@ -12,7 +12,7 @@ import torch
 
 from sandbox.jail.jailed import Runner
 from sandbox.oracle.audit import RULED_BY, AuditFailed, GpuParts, audit, draw_pool, on_gpu, on_host, rule
-from sandbox.oracle.clock import PLANS, claim_of
+from sandbox.oracle.clock import GPU_PLANS, claim_of
 from sandbox.oracle.draft import Draft, Job
 from sandbox.oracle.failures import MALFORMED, Failure, blamed_on_candidate
 from sandbox.oracle.left import LeftOutputs, OutputsLost
@@ -199,7 +199,7 @@ class Trials:
                     [self._inputs[slot] for slot in self.slots],
                     self._eager_ms(),
                     lambda: check_s,
-                    n_blocks=PLANS[self._job.options.timing].audit_blocks,
+                    n_blocks=GPU_PLANS[self._job.options.timing].audit_blocks,
                 )
             if self._on_gpu is not None and self._on_gpu.refused:
                 self._verdict.notes.append(f"audited calls were not recorded and replayed: {self._on_gpu.refused}")

@@ -34,7 +34,7 @@ from serving import Server, private_server, provenance
 from sandbox.bench import TASK, TRITON
 from sandbox.build.artifacts import ArtifactStore
 from sandbox.client import SandboxClient
-from sandbox.oracle.clock import PLANS, Side, measure
+from sandbox.oracle.clock import GPU_PLANS, Side, measure
 from sandbox.oracle.draft import Job
 from sandbox.oracle.loading import Loader
 from sandbox.protocol import Candidate, EvaluationResult, Options, TaskSpec
@@ -158,7 +158,7 @@ def _against_itself(loader: Loader, job: Job, gap_ms: float) -> dict:
                 reference.inputs(slot, slot)
             side = Side(order=reference.order, slots=[0, 1, 2], deadline=lambda: 60.0, flushed=True, gap_ms=gap_ms)
             sides.append(side)
-        timing = measure(sides[0], {"eager": sides[1]}, PLANS["full"], random.Random(0))  # as where calls are replayed
+        timing = measure(sides[0], {"eager": sides[1]}, GPU_PLANS["full"], random.Random(0))  # as where calls are replayed
     finally:
         for reference in pair:
             reference.close()

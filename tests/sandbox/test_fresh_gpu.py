@@ -17,7 +17,7 @@ from sandbox.jail.frames import Message
 from sandbox.jail.jitter import jittered
 from sandbox.jail.runner import Runner
 from sandbox.oracle.audit import AuditFailed, audit, on_gpu, rule
-from sandbox.oracle.clock import PLANS
+from sandbox.oracle.clock import GPU_PLANS
 from sandbox.oracle.fresh import Audit, Run
 from sandbox.oracle.fresh_gpu import BLOCK_MS, MAX_CALLS, ArenaOutputs, calls_of_block, draw_blocks
 from sandbox.oracle.left import OutputsLost
@@ -27,7 +27,7 @@ from sandbox.verdict.correctness import Tolerance, compare
 from tests.sandbox.test_arena import FakeArena
 
 SHAPE = (64, 32)
-BLOCKS = PLANS["full"].audit_blocks
+BLOCKS = GPU_PLANS["full"].audit_blocks
 
 
 class HostPool:

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from sandbox.oracle.clock import PLANS, Side, measure, measure_slopes
+from sandbox.oracle.clock import GPU_PLANS, Side, measure, measure_slopes
 
 EMPTY_MS = 0.2
 
@@ -24,7 +24,7 @@ class Scripted(Side):
 
 def sampled(side):
     side.prepare(1.5)
-    measure_slopes([side], PLANS["full"])
+    measure_slopes([side], GPU_PLANS["full"])
     return side.slopes_ms(0.5)
 
 
@@ -54,7 +54,7 @@ def test_drawing_out_short_blocks_gains_next_to_nothing():
     side.prepare_slope(1.5)
     short = side.slope_calls
     side._delay = lambda calls: 20 * EMPTY_MS if calls == short else 0.0
-    measure_slopes([side], PLANS["full"])
+    measure_slopes([side], GPU_PLANS["full"])
     assert side.slope_calls == short
     assert min(side.slopes_ms(0.5)) > 0.9 * 0.05
 
@@ -62,7 +62,7 @@ def test_drawing_out_short_blocks_gains_next_to_nothing():
 @pytest.mark.parametrize("jitter", [0.02, 0.1])
 def test_a_ratio_that_slopes_rule_has_an_interval_around_the_truth(jitter):
     sides = [Scripted(call_ms, 0.01, jitter=jitter) for call_ms in (0.05, 0.10)]
-    timing = measure(sides[0], {"eager": sides[1]}, PLANS["full"], random.Random(0), use_slope=True)
+    timing = measure(sides[0], {"eager": sides[1]}, GPU_PLANS["full"], random.Random(0), use_slope=True)
     assert timing.bound_by == "oracle wall clock"
     assert timing.speedup_low < timing.speedup < timing.speedup_high
     assert timing.speedup_low <= 2.0 * (1 + jitter) and timing.speedup_high >= 2.0 / (1 + jitter)
@@ -70,5 +70,5 @@ def test_a_ratio_that_slopes_rule_has_an_interval_around_the_truth(jitter):
 
 def test_spans_above_the_slope_stand():
     sides = [Scripted(0.05, span_ms, jitter=0.01) for span_ms in (0.06, 0.12)]
-    timing = measure(sides[0], {"eager": sides[1]}, PLANS["quick"], random.Random(0), use_slope=True)
+    timing = measure(sides[0], {"eager": sides[1]}, GPU_PLANS["quick"], random.Random(0), use_slope=True)
     assert timing.bound_by == "runner span" and timing.speedup == pytest.approx(2.0, rel=0.02)
