@@ -3,6 +3,8 @@
 Knows nothing of tasks, agents' prompts or rewards.
 """
 
-from dk_jax.generation.sampler import Sample, Sampler, SamplerConfig, make_sampler
+from dk_jax.generation.engine import Conversation, Drawing, Engine, Request, Sample
+from dk_jax.generation.sampler import Sampler, SamplerConfig, make_sampler
+from dk_jax.generation.sizes import EngineConfig
 
-__all__ = ["Sample", "Sampler", "SamplerConfig", "make_sampler"]
+__all__ = ["Conversation", "Drawing", "Engine", "EngineConfig", "Request", "Sample", "Sampler", "SamplerConfig", "make_sampler"]

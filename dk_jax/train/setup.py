@@ -296,14 +296,14 @@ def rollout_config(cfg: ConfigDict) -> RolloutConfig:
 def sampler_config(cfg: ConfigDict, eos_id: int) -> SamplerConfig:
     """Sizes of the run's sampler: all three agents share its compiled programs."""
     r = cfg.rollout
-    prompts = tuple(n for n in (128, 256, 512, 768, 1024, 1536, 2048) if n < r.max_context_tokens)
+    chunks = tuple(n for n in (128, 256, 512) if n < r.max_context_tokens)
     return SamplerConfig(
         max_new_tokens=max(r.max_policy_tokens, r.max_selection_tokens, r.max_summary_tokens),
         eos_id=eos_id,
         max_length_tokens=r.max_context_tokens,
         cache_step=r.cache_step,
         batch_buckets=(*(n for n in (8, 32, 64, 128, 256) if 2 * n <= r.max_rows), r.max_rows),
-        prompt_buckets=prompts or (r.max_context_tokens,),
+        chunks=chunks or (r.max_context_tokens,),
         streams=cfg.learner.streams,
     )
 

@@ -3,14 +3,15 @@
 import dataclasses
 import functools
 from functools import partial
+from itertools import combinations
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dk_jax.generation import SamplerConfig, make_sampler
-from dk_jax.generation.choice import choose_tokens
+from dk_jax.generation import Engine, SamplerConfig, make_sampler
+from dk_jax.generation.choice import Draw, choose_tokens, likely
 from dk_jax.models import BackboneConfig, abstract_backbone, hidden_states, logits, token_log_probs
 
 EOS = 2
@@ -31,7 +32,7 @@ SIZES = SamplerConfig(
     max_new_tokens=20,
     max_length_tokens=64,
     batch_buckets=(4,),
-    prompt_buckets=(16, 32),
+    chunks=(16, 32),
     block=8,
     cache_step=64,
 )
@@ -165,7 +166,7 @@ class TestRowsAreIndependent:
             _assert_same(together[i], _sample([prompts[i]], [agents[i]], [keys[i]])[0], exact=False)
 
     @pytest.mark.parametrize("streams", [2, 3])
-    def test_streams_only_share_out_the_batches(self, streams):
+    def test_streams_only_share_out_the_rows(self, streams):
         prompts = _prompts([12, 3, 7, 16, 1, 9, 30, 2, 5, 6, 4])
         agents, keys = [i % 3 for i in range(11)], list(range(11))
         config = dataclasses.replace(SIZES, streams=streams)
@@ -177,7 +178,7 @@ class TestRowsAreIndependent:
 
     def test_what_goes_wrong_in_one_stream_is_raised(self, monkeypatch):
         sampler = make_sampler(_backbone()[0], dataclasses.replace(SIZES, streams=2))
-        monkeypatch.setattr(sampler, "_collect", lambda *_: (_ for _ in ()).throw(MemoryError("no room")))
+        monkeypatch.setattr(Engine, "_collect", lambda *_: (_ for _ in ()).throw(MemoryError("no room")))
         with pytest.raises(MemoryError, match="no room"):
             sampler.sample(_backbone()[1], _prompts([3] * 8), [0] * 8, list(range(8)))
 
@@ -219,26 +220,31 @@ class TestCompilations:
         params = _backbone()[1]
         sampler.sample(params, _prompts([3, 9]), [0, 1], [1, 2])
         first = sampler.compilations
-        assert first == 4  # weights, prefill, placing, decode
+        assert first == 3  # weights, feeding, decode
         halved = jax.tree.map(lambda x: x / 2, params)
         sampler.sample(halved, _prompts([16, 2, 7]), [2, 1, 0], [4, 5, 6], max_new_tokens=11, temperature=0.0)
-        sampler.sample(params, _prompts([4] * 9), [0] * 9, list(range(9)))
         assert sampler.compilations == first
-        sampler.sample(params, _prompts([30]), [0], [0])  # the next prompt bucket shares the decode program
+        sampler.sample(params, _prompts([4]), [0], [0])  # a prompt fed by itself
+        assert sampler.compilations == first + 1
+        sampler.sample(params, _prompts([4] * 9), [0] * 9, list(range(9)))
+        assert sampler.compilations == first + 1
+        sampler.sample(params, _prompts([30]), [0], [0])  # the next size of prompts shares the decode program
         assert sampler.compilations == first + 2
 
     def test_streams_compile_nothing_twice(self):
         sampler = make_sampler(_backbone()[0], dataclasses.replace(SIZES, streams=2))
         sampler.sample(_backbone()[1], _prompts([9] * 8), [0] * 8, list(range(8)))
-        assert sampler.compilations == 4
+        assert sampler.compilations == 3
 
     @pytest.mark.parametrize(
-        ("rows", "sizes"), [(3, [3]), (4, [4]), (5, [2, 3]), (9, [2, 2, 2, 3]), (16, [4, 4, 4, 4]), (17, [2, 3, 3, 3, 3, 3])]
+        ("groups", "shares"), [([3], [3]), ([1] * 4, [4]), ([1] * 5, [3, 2]), ([4, 4, 1], [5, 4]), ([8, 2, 2, 2], [8, 6])]
     )
-    def test_two_streams_get_batches_of_like_size(self, rows, sizes):
-        cut = make_sampler(_backbone()[0], dataclasses.replace(SIZES, streams=2))._cut(list(range(rows)))
-        assert [len(batch) for batch in cut] == sizes
-        assert [row for batch in cut for row in batch] == list(range(rows))
+    def test_two_streams_get_like_numbers_of_rows_and_equal_prompts_stay_together(self, groups, shares):
+        prompts = [prompt for prompt, n in zip(_prompts(range(20, 20 - len(groups), -1)), groups, strict=True) for _ in range(n)]
+        found = make_sampler(_backbone()[0], dataclasses.replace(SIZES, streams=2))._shares(prompts)
+        assert [len(share) for share in found] == shares
+        assert sorted(place for share in found for place in share) == list(range(len(prompts)))
+        assert not any({tuple(prompts[i]) for i in one} & {tuple(prompts[i]) for i in other} for one, other in combinations(found, 2))
 
     def test_samplers_that_draw_otherwise_share_programs(self):
         static, params = _backbone()
@@ -254,38 +260,32 @@ class TestCompilations:
         assert base.compilations == greedy.compilations == nucleus.compilations == first + 1  # the choice within a nucleus
         assert base.config.temperature == SIZES.temperature
 
-    def test_a_repeated_prompt_is_prefilled_once(self, monkeypatch):
-        sampler = make_sampler(_backbone()[0], dataclasses.replace(SIZES, batch_buckets=(1, 4)))
-        prefilled = []
-        run = sampler._prefill
-        monkeypatch.setattr(
-            sampler, "_prefill", lambda p, tokens, n: prefilled.append(len(tokens)) or run(p, tokens, n)
-        )
-        sampler.sample(_backbone()[1], [_prompts([9])[0]] * 4, [0, 1, 2, 0], [1, 2, 3, 4], max_new_tokens=2)
-        assert prefilled == [1]
-
 
 class TestChoice:
     LOGITS = jnp.log(jnp.array([0.5, 0.2, 0.15, 0.1, 0.05]))
 
-    def _draw(self, n, temperature, top_p, step=0):
+    def _draw(self, n, temperature, top_p, step=0, top_k=0, min_p=0.0):
         keys = jax.vmap(jax.random.key_data)(jax.random.split(jax.random.key(0), n))
         table = jnp.tile(self.LOGITS, (n, 1))
-        args = (jnp.int32(step), jnp.float32(temperature), jnp.float32(top_p))
-        return map(np.asarray, choose_tokens(table, keys, *args, top_p < 1))
+        draw = Draw(*(jnp.full(n, value) for value in (float(temperature), top_k, float(top_p), float(min_p))))
+        return map(np.asarray, choose_tokens(table, keys, jnp.full(n, step), draw, top_p < 1 or top_k > 0 or min_p > 0))
 
     @pytest.mark.parametrize(
-        ("temperature", "top_p", "expected"),
+        ("temperature", "more", "expected"),
         [
-            (1.0, 1.0, [0.5, 0.2, 0.15, 0.1, 0.05]),
-            (0.5, 1.0, [0.769, 0.123, 0.069, 0.031, 0.008]),
-            (1.0, 0.8, [0.588, 0.235, 0.176, 0, 0]),
-            (1.0, 0.3, [1, 0, 0, 0, 0]),
+            (1.0, {}, [0.5, 0.2, 0.15, 0.1, 0.05]),
+            (0.5, {}, [0.769, 0.123, 0.069, 0.031, 0.008]),
+            (1.0, {"top_p": 0.8}, [0.588, 0.235, 0.176, 0, 0]),
+            (1.0, {"top_p": 0.3}, [1, 0, 0, 0, 0]),
+            (1.0, {"top_k": 2}, [0.714, 0.286, 0, 0, 0]),
+            (1.0, {"top_k": 4, "top_p": 0.7}, [0.714, 0.286, 0, 0, 0]),
+            (1.0, {"min_p": 0.25}, [0.588, 0.235, 0.176, 0, 0]),
+            (0.5, {"top_k": 3, "min_p": 0.1}, [0.862, 0.138, 0, 0, 0]),
         ],
     )
-    def test_frequencies_and_reported_probabilities(self, temperature, top_p, expected):
+    def test_frequencies_and_reported_probabilities(self, temperature, more, expected):
         n = 20_000
-        tokens, logp_sample, logp_model = self._draw(n, temperature, top_p)
+        tokens, logp_sample, logp_model = self._draw(n, temperature, **{"top_p": 1.0, **more})
         frequencies = np.bincount(tokens, minlength=5) / n
         sigma = np.sqrt(np.asarray(expected) * (1 - np.asarray(expected)) / n)
         assert np.all(np.abs(frequencies - expected) <= 4.5 * sigma + 1e-3)
@@ -295,6 +295,37 @@ class TestChoice:
     def test_each_step_draws_afresh(self):
         a, b = (next(self._draw(1000, 1.0, 1.0, step)) for step in (0, 1))
         assert np.mean(a == b) == pytest.approx(0.325, abs=0.06)  # sum of p^2: independent draws
+
+    def test_each_row_draws_in_its_own_way(self):
+        table, keys = jnp.tile(self.LOGITS, (4, 1)), jnp.asarray(np.arange(8, dtype=np.uint32).reshape(4, 2))
+        draw = Draw(jnp.array([0.0, 1, 1, 1]), jnp.array([0, 1, 0, 0]), jnp.array([1, 1, 0.4, 1]), jnp.array([0, 0, 0, 0.9]))
+        tokens, logp_sample, _ = choose_tokens(table, keys, jnp.arange(4), draw, True)
+        assert tokens.tolist() == [0] * 4 and not np.any(logp_sample)
+
+    @pytest.mark.parametrize("seed", range(4))
+    def test_what_is_left_is_what_sorting_leaves(self, seed):
+        rng = np.random.default_rng(seed)
+        log_p = np.log(rng.dirichlet(np.full(300, 0.1), 6) + 1e-30).astype(np.float32)
+        log_p[:, 5] = log_p[:, 6]
+        top_k, top_p, min_p = rng.integers(0, 50, 6), rng.uniform(0.3, 1.0, 6), rng.choice([0.0, 0.01], 6)
+        draw = Draw(jnp.ones(6), *(jnp.asarray(value, dtype) for value, dtype in ((top_k, "int32"), (top_p, "float32"), (min_p, "float32"))))
+        left = np.asarray(likely(jnp.asarray(log_p), draw))
+        for row in range(6):
+            order = np.argsort(-log_p[row], kind="stable")
+            p = np.exp(log_p[row].astype(np.float64))
+            kept = order[: top_k[row] or len(order)]
+            kept = np.flatnonzero(log_p[row] >= log_p[row][kept].min())
+            kept = kept[np.argsort(-p[kept], kind="stable")]
+            before = np.cumsum(p[kept]) - p[kept]
+            last = p[kept][before < top_p[row] * p[kept].sum()].min()
+            expected = {i for i in kept if p[i] >= last and p[i] >= min_p[row] * p.max()}
+            assert set(np.flatnonzero(left[row])) == expected
+
+    def test_a_token_ruled_out_by_the_model_stays_out(self):
+        logits = jnp.array([[0.0, -jnp.inf, 1.0, -jnp.inf]])
+        draw = Draw(jnp.ones(1), jnp.array([3]), jnp.array([0.999]), jnp.array([0.01]))
+        drawn = {int(choose_tokens(logits, jnp.array([[0, key]], jnp.uint32), jnp.zeros(1, int), draw, True)[0][0]) for key in range(40)}
+        assert drawn == {0, 2}
 
 
 @pytest.mark.parametrize(
@@ -313,7 +344,7 @@ def test_bad_arguments_are_named(arguments, message):
 
 
 @pytest.mark.parametrize(
-    "change", [{"top_p": 0.0}, {"temperature": -1.0}, {"batch_buckets": (8, 4)}, {"block": 0}]
+    "change", [{"top_p": 0.0}, {"temperature": -1.0}, {"batch_buckets": (8, 4)}, {"block": 0}, {"chunks": ()}, {"min_p": 2.0}, {"stops": ((),)}]
 )
 def test_a_bad_config_is_refused(change):
     with pytest.raises(ValueError, match=next(iter(change))):

@@ -53,7 +53,7 @@ def test_streams_and_microbatches_only_share_out_the_work(kind):
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_tokens_that_the_sampler_has_just_drawn_have_the_ratio_1(temperature):
     config = SamplerConfig(
-        eos_id=1, max_new_tokens=12, temperature=temperature, max_length_tokens=48, batch_buckets=(4,), prompt_buckets=(16,), block=8,
+        eos_id=1, max_new_tokens=12, temperature=temperature, max_length_tokens=48, batch_buckets=(4,), chunks=(16,), block=8,
         cache_step=64,
     )  # fmt: skip
     prompts = [[2 + i, 3, 5 + i] for i in range(4)]

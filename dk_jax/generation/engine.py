@@ -1,0 +1,440 @@
+"""Continuous batching: many requests, a fixed number of rows, tokens with their log-probs and stop reasons out.
+
+    submit(...)   puts requests in the queue: new prompts, or more tokens for conversations whose cache was kept
+    step(params)  gives free rows to waiting requests, feeds their prompts to the cache, decodes one block of steps for all rows,
+                  and returns the samples that are finished
+
+A row that finishes is given to the next request after the block. Prompts are fed in chunks; equal prompts are fed once and their keys
+and values copied, to rows admitted together as to rows that come later while one with this beginning is still there. The last token
+of a prompt is fed by the first decode step, which needs its logits.
+
+Within one set of sizes a row's outcome depends on its own prompt, agent, key and way of drawing alone, bit for bit: chunks are cut by a
+prompt's own length, and how many prompts were fed together is the only size that others have a say in.
+
+Token in, token out: a kept conversation goes on from the tokens it has, nothing is rendered or tokenised again. If its row was needed
+meanwhile, or the parameters have changed, its tokens are fed once more (`Counts.refed`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import jax
+import numpy as np
+
+from dk_jax.generation.choice import Draw
+from dk_jax.generation.kv_cache import KVCache
+from dk_jax.generation.programs import Cache, Programs, Rows
+from dk_jax.generation.sizes import EngineConfig
+from dk_jax.models.backbone import Params, Static
+from dk_jax.models.config import AGENTS
+
+log = logging.getLogger(__name__)
+Stop = Literal["eos", "stop", "length", "cache_full"]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Sample:
+    """One sampled continuation.
+
+    Attributes:
+      tokens: the new tokens, the one or those that ended it included.
+      logp_sample: float32 log-prob in nats of each under the distribution it was drawn from; 0 when greedy.
+      logp_model: float32 log-prob in nats of each under the raw model; equals `token_log_probs`.
+      stop: "eos"; "stop", one of the configured sequences; "length", its limit reached; or "cache_full", max_length_tokens
+        reached (a prompt that already has that many gives an empty sample).
+      conversation: to go on from, where that was asked for.
+    """
+
+    tokens: list[int]
+    logp_sample: np.ndarray
+    logp_model: np.ndarray
+    stop: Stop
+    conversation: Conversation | None = None
+
+
+@dataclasses.dataclass(eq=False)
+class Conversation:
+    """Tokens of prompts and answers so far, and the row that holds their keys and values, if one does."""
+
+    tokens: list[int]
+    agent: int
+    row: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Drawing:
+    """How one request draws; see `dk_jax.generation.choice.Draw`."""
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+
+    def __post_init__(self):
+        for name, good in (
+            ("temperature", self.temperature >= 0), ("top_k", self.top_k >= 0), ("top_p", 0 < self.top_p <= 1),
+            ("min_p", 0 <= self.min_p <= 1),
+        ):  # fmt: skip
+            if not good:
+                raise ValueError(f"{name} is {getattr(self, name)}; top_p must be in (0, 1], min_p in [0, 1], the others not negative")
+
+    @property
+    def filters(self) -> bool:
+        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Request:
+    """One sample that is wanted.
+
+    Attributes:
+      tokens: the prompt; of a conversation that goes on, what is appended to it. At least one token.
+      agent: index into AGENTS; of a conversation its own.
+      key: an integer seed, a `jax.random.key`, or its uint32[2] key data.
+      max_new_tokens: most tokens of the sample.
+      drawing: how to draw.
+      keep: give the sample a conversation, and keep its row as long as nobody else needs it.
+      conversation: to go on from.
+    """
+
+    tokens: Sequence[int]
+    agent: int
+    key: Any
+    max_new_tokens: int
+    drawing: Drawing = Drawing()
+    keep: bool = False
+    conversation: Conversation | None = None
+
+
+@dataclasses.dataclass
+class Counts:
+    """What an engine has done so far, in tokens but for `copied` (prompts) and `refed` (conversations)."""
+
+    prefilled: int = 0
+    copied: int = 0
+    refed: int = 0
+    decoded: int = 0
+    row_steps: int = 0
+    """Steps times rows; `decoded` over this is the share of rows at work."""
+
+
+@dataclasses.dataclass
+class _Job:
+    """A request on its way."""
+
+    ticket: int
+    request: Request
+    key: np.ndarray
+    history: list[int]
+    """All tokens before the sample."""
+    limit: int
+    tokens: list[int] = dataclasses.field(default_factory=list)
+    logps: tuple[list[np.ndarray], list[np.ndarray]] = dataclasses.field(default_factory=lambda: ([], []))
+
+
+class Engine:
+    """Samples from one backbone. Not thread-safe; engines that share `programs` may run in threads of their own.
+
+    Args:
+      static: the backbone.
+      config: sizes.
+      programs: of another engine of the same backbone and configuration.
+      device: where it works; the parameters' own by default.
+    """
+
+    def __init__(self, static: Static, config: EngineConfig, programs: Programs | None = None, device: Any = None):
+        self.config, self._static, self._device = config, static, device
+        self.programs = programs or make_programs(static, config)
+        self.counts = Counts()
+        self._waiting: deque[_Job] = deque()
+        self._tickets = 0
+        self._cache: Cache | None = None
+        self._rows: Rows | None = None
+        self._jobs: list[_Job | None] = [None] * config.rows
+        self._held: list[list[int]] = [[] for _ in range(config.rows)]
+        """Tokens whose keys and values each row holds."""
+        self._prompts: list[tuple[int, ...]] = [()] * config.rows
+        """What each row holds first, fed to it (or to the row that it was copied from) in one go: good for whoever has this prompt."""
+        self._kept: dict[int, Conversation] = {}
+        """Conversations at rest by row, the longest at rest first."""
+        self._params: Params | None = None
+        self._weights: Params | None = None
+
+    # ------------------------------------------------------------ requests
+
+    def submit(self, request: Request) -> int:
+        """Queues a request; returns the ticket under which its sample comes out of `step`.
+
+        Raises:
+          ValueError: an empty prompt, an unknown agent or token id, a limit below 1, a key that is none, a conversation that is
+            going on already.
+        """
+        history, agent = self._checked(request)
+        limit = min(request.max_new_tokens, self.config.max_length_tokens - len(history))
+        job = _Job(self._tickets, dataclasses.replace(request, agent=agent), key_data(request.key), history, limit)
+        self._tickets += 1
+        self._waiting.append(job)
+        return job.ticket
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything waits or is being decoded."""
+        return bool(self._waiting) or any(self._jobs)
+
+    def run(self, params: Params, requests: Sequence[Request], on_done: Callable[[int, Sample], None] | None = None) -> list[Sample]:
+        """All samples of some requests, in order. `on_done(place, sample)` hears of each when it is there, and may submit more."""
+        tickets = {self.submit(request): place for place, request in enumerate(requests)}
+        samples: list[Sample | None] = [None] * len(requests)
+        while any(sample is None for sample in samples):
+            for ticket, sample in self.step(params):
+                if ticket in tickets:
+                    samples[tickets[ticket]] = sample
+                    if on_done:
+                        on_done(tickets[ticket], sample)
+        return samples
+
+    def release(self, conversation: Conversation) -> None:
+        """Gives a kept conversation's row back."""
+        if conversation.row is not None and self._kept.get(conversation.row) is conversation:
+            del self._kept[conversation.row]
+        conversation.row = None
+
+    # ------------------------------------------------------------ steps
+
+    def step(self, params: Params) -> list[tuple[int, Sample]]:
+        """Admits what there is room for, decodes one block, and returns what has finished, by ticket."""
+        self._use(params)
+        finished = self._turn_away()
+        self._admit()
+        if not any(self._jobs):
+            return finished
+        self._make_slots()
+        filtered = any(job.request.drawing.filters for job in self._jobs if job)
+        enough = max(1, self.config.rows // self.config.refill_share) if self._waiting else self.config.rows
+        self._cache, self._rows, block = self.programs.decode(
+            self._weights, self._cache, self._rows, np.int32(enough), filtered=filtered
+        )
+        block, done = jax.device_get((block, self._rows.done))
+        return finished + self._collect(block, done)
+
+    def _use(self, params: Params) -> None:
+        """Takes new parameters into use: what the rows hold is of no use any more."""
+        if params is self._params:
+            return
+        if any(self._jobs):
+            raise ValueError("generation: the parameters changed while samples are being drawn; finish these first")
+        self._params, self._weights = params, self.programs.weights(params)
+        for conversation in self._kept.values():
+            conversation.row = None
+        self._kept.clear()
+        self._held, self._prompts = [[] for _ in self._jobs], [()] * len(self._jobs)
+        if self._cache is None:
+            self._device = self._device or next(iter(jax.tree.leaves(params)[0].devices()))
+            log.info("%s", self.config.budget(self._static.cfg, self.programs.kv).check(self._device))
+            self._cache = self.programs.kv.zeros(self.config.rows, self.config.first_slots, self._device)
+            self._rows = jax.device_put(self._no_rows(), self._device)
+
+    def _turn_away(self) -> list[tuple[int, Sample]]:
+        """Empty samples for prompts that leave no room for a token."""
+        full = [job for job in self._waiting if job.limit < 1]
+        self._waiting = deque(job for job in self._waiting if job.limit >= 1)
+        return [(job.ticket, self._sample(job, "cache_full", None)) for job in full]
+
+    def _admit(self) -> None:
+        """Gives rows to waiting requests, in order, and brings into the cache what stands before each one's last token."""
+        places: dict[int, _Job] = {}
+        while self._waiting:
+            row = self._row_for(self._waiting[0])
+            if row is None:
+                break
+            job = self._waiting.popleft()
+            self._jobs[row] = places[row] = job
+        if not places:
+            return
+        self._make_slots()
+        self._fill(places)
+        rows = jax.tree.map(np.array, jax.device_get(self._rows))
+        for row, job in places.items():
+            drawing = job.request.drawing
+            for array, value in (
+                (rows.token, job.history[-1]), (rows.position, len(job.history) - 1), (rows.step, 0), (rows.limit, job.limit),
+                (rows.agent, job.request.agent), (rows.key, job.key), (rows.recent, -1), (rows.done, False),
+                (rows.draw.temperature, drawing.temperature), (rows.draw.top_k, drawing.top_k), (rows.draw.top_p, drawing.top_p),
+                (rows.draw.min_p, drawing.min_p),
+            ):  # fmt: skip
+                array[row] = value
+        self._rows = jax.device_put(rows, self._device)
+
+    def _row_for(self, job: _Job) -> int | None:
+        """The row that a request gets: its conversation's own, else a free one (one that holds the prompt, if there is one; else one that
+        holds none), else that of the conversation longest at rest."""
+        conversation = job.request.conversation
+        if conversation is not None and conversation.row is not None:
+            del self._kept[conversation.row]
+            return conversation.row
+        free = [row for row in range(self.config.rows) if self._jobs[row] is None and row not in self._kept]
+        if free:
+            wanted = tuple(job.history[:-1])
+            return max(free, key=lambda row: (self._prompts[row] == wanted, not self._prompts[row], -row))
+        if self._kept:
+            row = next(iter(self._kept))
+            self._kept.pop(row).row = None
+            return row
+        return None
+
+    def _fill(self, places: dict[int, _Job]) -> None:
+        """Feeds or copies prompts, so that each row holds all of its job's history but the last token."""
+        known = {prompt: row for row, prompt in enumerate(self._prompts) if prompt and row not in places}
+        pieces, copies = [], []
+        for row, job in places.items():
+            wanted, conversation = tuple(job.history[:-1]), job.request.conversation
+            goes_on = conversation is not None and conversation.row == row
+            self.counts.refed += conversation is not None and not goes_on
+            if goes_on:
+                pieces.append((row, wanted, len(self._held[row])))
+            elif self._prompts[row] == wanted:
+                known[wanted] = row
+            elif wanted in known:
+                copies.append((known[wanted], row, len(wanted)))
+            else:
+                pieces.append((row, wanted, 0))
+            if not goes_on:
+                self._prompts[row] = wanted
+                if wanted:
+                    known.setdefault(wanted, row)
+            self._held[row] = list(wanted)
+        self._feed([piece for piece in pieces if piece[2] < len(piece[1])])
+        self._copy(copies)
+
+    def _feed(self, pieces: list[tuple[int, tuple[int, ...], int]]) -> None:
+        """Feeds tokens from `start` on to each row, chunk by chunk; those whose chunks have equal sizes go together."""
+        config = self.config
+        while pieces:
+            by_size: dict[tuple[int, int], list] = {}
+            for row, tokens, start in pieces:
+                chunk = config.chunk(len(tokens) - start)
+                by_size.setdefault((chunk, config.window(start + chunk)), []).append((row, tokens, start))
+            pieces = []
+            for (chunk, window), group in sorted(by_size.items()):
+                width = config.width(chunk, len(group))
+                for first in range(0, len(group), width):
+                    part = group[first : first + width]
+                    rows, starts, counts = (np.zeros(width, np.int32) for _ in range(3))
+                    rows[len(part) :] = config.rows
+                    fed = np.zeros((width, chunk), np.int32)
+                    for i, (row, tokens, start) in enumerate(part):
+                        now = tokens[start : start + chunk]
+                        rows[i], starts[i], counts[i], fed[i, : len(now)] = row, start, len(now), now
+                        if start + len(now) < len(tokens):
+                            pieces.append((row, tokens, start + len(now)))
+                    self.counts.prefilled += int(counts.sum())
+                    self._cache = self.programs.feed(self._weights, self._cache, rows, fed, starts, counts, window=window)
+
+    def _copy(self, copies: list[tuple[int, int, int]]) -> None:
+        width = self.config.copy_width
+        by_window: dict[int, list[tuple[int, int]]] = {}
+        for source, target, length in copies:
+            by_window.setdefault(self.config.window(length + 1), []).append((source, target))
+        for window, pairs in sorted(by_window.items()):
+            for first in range(0, len(pairs), width):
+                source, target = np.zeros(width, np.int32), np.full(width, self.config.rows, np.int32)
+                for i, pair in enumerate(pairs[first : first + width]):
+                    source[i], target[i] = pair
+                self._cache = self.programs.copy(self._cache, source, target, window=window)
+        self.counts.copied += len(copies)
+
+    def _make_slots(self) -> None:
+        """As many slots as the rows at work need in the next block."""
+        kv = self.programs.kv
+        longest = max((len(job.history) + len(job.tokens) for job in self._jobs if job), default=0)
+        wanted = self.config.slots(longest + self.config.block + 1)
+        if wanted > kv.slots(self._cache[0]):
+            self._cache = self.programs.grow(self._cache, wanted)
+
+    def _collect(self, block, done: np.ndarray) -> list[tuple[int, Sample]]:
+        finished = []
+        self.counts.row_steps += int(block.count.max(initial=0)) * self.config.rows
+        for row, job in enumerate(self._jobs):
+            if job is None:
+                continue
+            count = int(block.count[row])
+            fed = [(job.tokens or job.history)[-1], *block.tokens[row, : max(count - 1, 0)].tolist()][:count]
+            self._held[row] = [*self._held[row], *fed]
+            job.tokens += block.tokens[row, :count].tolist()
+            for parts, values in zip(job.logps, (block.logp_sample, block.logp_model), strict=True):
+                parts.append(values[row, :count].copy())
+            self.counts.decoded += count
+            if done[row]:
+                finished.append((job.ticket, self._sample(job, self._why(job), row)))
+                self._jobs[row] = None
+        return finished
+
+    def _why(self, job: _Job) -> Stop:
+        if job.tokens[-1] == self.config.eos_id:
+            return "eos"
+        if any(tuple(job.tokens[-len(stop) :]) == stop for stop in self.config.stops):
+            return "stop"
+        return "length" if len(job.tokens) == job.request.max_new_tokens else "cache_full"
+
+    def _sample(self, job: _Job, stop: Stop, row: int | None) -> Sample:
+        conversation = None
+        if job.request.keep:
+            conversation = job.request.conversation or Conversation([], job.request.agent)
+            conversation.tokens, conversation.row = [*job.history, *job.tokens], row
+            if row is not None:
+                self._kept[row] = conversation
+        elif job.request.conversation is not None:
+            job.request.conversation.row = None
+        logp_sample, logp_model = (np.concatenate(parts) if parts else np.zeros(0, np.float32) for parts in job.logps)
+        return Sample(job.tokens, logp_sample, logp_model, stop, conversation)
+
+    # ------------------------------------------------------------ checks
+
+    def _checked(self, request: Request) -> tuple[list[int], int]:
+        """(All tokens before the sample, agent). Raises ValueError."""
+        vocab_size, conversation = self._static.cfg.vocab_size, request.conversation
+        if not len(request.tokens):
+            raise ValueError("generation: a prompt is empty; it needs at least one token to continue from")
+        if min(request.tokens) < 0 or max(request.tokens) >= vocab_size:
+            raise ValueError(f"generation: a prompt has a token id outside [0, {vocab_size})")
+        if conversation is None and not 0 <= request.agent < len(AGENTS):
+            raise ValueError(f"generation: agent {request.agent} is not an index into {AGENTS}")
+        if request.max_new_tokens < 1:
+            raise ValueError(f"generation: max_new_tokens is {request.max_new_tokens}; it must be at least 1")
+        if conversation is None:
+            return [int(token) for token in request.tokens], request.agent
+        if any(job.request.conversation is conversation for job in (*self._waiting, *filter(None, self._jobs))):
+            raise ValueError("generation: this conversation is going on already; wait for its sample")
+        return [*conversation.tokens, *(int(token) for token in request.tokens)], conversation.agent
+
+    def _no_rows(self) -> Rows:
+        n = self.config.rows
+        whole, real = np.zeros(n, np.int32), np.zeros(n, np.float32)
+        return Rows(
+            token=whole, position=whole, step=whole, limit=whole, agent=whole, key=np.zeros((n, 2), np.uint32),
+            draw=Draw(real + 1, whole, real + 1, real), recent=np.full((n, self.programs.memory), -1, np.int32), done=np.ones(n, bool),
+        )  # fmt: skip
+
+
+def make_programs(static: Static, config: EngineConfig) -> Programs:
+    """Programs for engines of this backbone and configuration."""
+    kv = KVCache(static.cfg, config.layout, config.attention)
+    return Programs(static, kv, eos_id=config.eos_id, stops=config.stops, block=config.block)
+
+
+def key_data(key: Any) -> np.ndarray:
+    """uint32[2] threefry key data; an integer seed gives that of `jax.random.key(seed)`."""
+    if isinstance(key, int | np.integer):
+        seed = int(key)
+        return np.array([seed >> 32 & 0xFFFFFFFF, seed & 0xFFFFFFFF], np.uint32)
+    if jax.dtypes.issubdtype(getattr(key, "dtype", None), jax.dtypes.prng_key):
+        key = jax.random.key_data(key)
+    data = np.asarray(key)
+    if data.shape != (2,) or data.dtype != np.uint32:
+        raise ValueError(f"generation: a key must be an int seed or uint32[2] key data; got {data.dtype}{data.shape}")
+    return data
