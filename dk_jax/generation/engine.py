@@ -27,6 +27,7 @@ import jax
 import numpy as np
 
 from dk_jax.generation.choice import Draw
+from dk_jax.generation.implementation import fastest_attention
 from dk_jax.generation.kv_cache import KVCache
 from dk_jax.generation.programs import Cache, Programs, Rows
 from dk_jax.generation.sizes import EngineConfig
@@ -423,8 +424,8 @@ class Engine:
 
 def make_programs(static: Static, config: EngineConfig) -> Programs:
     """Programs for engines of this backbone and configuration."""
-    kv = KVCache(static.cfg, config.layout, config.attention)
-    return Programs(static, kv, eos_id=config.eos_id, stops=config.stops, block=config.block)
+    attention = fastest_attention(static.cfg, config) if config.attention == "auto" else config.attention
+    return Programs(static, KVCache(static.cfg, attention), eos_id=config.eos_id, stops=config.stops, block=config.block)
 
 
 def key_data(key: Any) -> np.ndarray:

@@ -10,10 +10,10 @@ import copy
 import dataclasses
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, Literal
 
 from dk_jax.generation.engine import Drawing, Engine, Request, Sample, make_programs
-from dk_jax.generation.kv_cache import DecodeAttention, Layout
+from dk_jax.generation.kv_cache import Attention
 from dk_jax.generation.sizes import EngineConfig
 from dk_jax.models.backbone import Params, Static
 
@@ -23,7 +23,7 @@ class SamplerConfig:
     """What to sample, and the sizes that programs are compiled for.
 
     Attributes:
-      eos_id, stops, max_length_tokens, block, chunks, prefill_tokens, cache_step, layout, attention: see `EngineConfig`.
+      eos_id, stops, max_length_tokens, block, chunks, prefill_tokens, cache_step, attention: see `EngineConfig`.
       max_new_tokens: most tokens a sample may have, what ends it included.
       temperature, top_k, top_p, min_p: see `dk_jax.generation.choice.Draw`.
       batch_buckets: row counts to compile for, ascending; more prompts than the last take turns.
@@ -45,8 +45,7 @@ class SamplerConfig:
     cache_step: int = 256
     prefill_tokens: int = 16_384
     streams: int = 1
-    layout: Layout = "columns"
-    attention: DecodeAttention = "xla"
+    attention: Attention | Literal["auto"] = "auto"
 
     def __post_init__(self):
         for name in ("max_new_tokens", "streams"):

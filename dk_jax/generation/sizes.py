@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, Literal
 
-from dk_jax.generation.kv_cache import DecodeAttention, KVCache, Layout
+from dk_jax.generation.kv_cache import Attention, KVCache
 from dk_jax.models.config import BackboneConfig
 
 
@@ -23,9 +23,9 @@ class EngineConfig:
       prefill_tokens: about how many tokens are fed at once, so many prompts or a quarter, a sixteenth, ... of them as there are to be
         fed; bounds the memory of attention scores.
       cache_step: the cache grows in steps of this many slots; 0 makes all of them at once. Growing compiles anew for each size, and
-        pays where attention reads all slots (layout "columns").
+        pays where attention reads all slots (all but "fused" and "cudnn").
       refill_share: while requests wait, a block ends early once one in so many rows has finished.
-      layout, attention: see `KVCache`.
+      attention: see `dk_jax.generation.kv_cache`; "auto" is what is fastest here (`dk_jax.generation.implementation`).
     """
 
     eos_id: int
@@ -37,8 +37,7 @@ class EngineConfig:
     prefill_tokens: int = 16_384
     cache_step: int = 256
     refill_share: int = 8
-    layout: Layout = "columns"
-    attention: DecodeAttention = "xla"
+    attention: Attention | Literal["auto"] = "auto"
 
     def __post_init__(self):
         for name, least in (
@@ -94,7 +93,7 @@ class EngineConfig:
         """The memory of an engine's largest arrays."""
         chunk = self.chunks[-1]
         width = self.width(chunk)
-        scores = 0 if self.layout == "rows" and self.attention != "xla" else width * cfg.n_heads * chunk * self.window(self.all_slots)
+        scores = width * cfg.n_heads * chunk * self.window(self.all_slots)
         return Budget(
             weights=count_weights(cfg) * cfg.dtype.itemsize,
             cache=kv.bytes(self.rows, self.all_slots),

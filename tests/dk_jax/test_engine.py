@@ -10,10 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dk_jax.generation import Drawing, Engine, EngineConfig, Request
+from dk_jax.generation import Drawing, Engine, EngineConfig, Request, implementation
 from dk_jax.generation.engine import make_programs
+from dk_jax.generation.implementation import fastest_attention
+from dk_jax.generation.kv_cache import KVCache
+from dk_jax.generation.programs import Programs
 from dk_jax.generation.sizes import count_weights
 from dk_jax.models import BackboneConfig, abstract_backbone, token_log_probs
+from dk_jax.models.decode_attention import fused_attention
 
 EOS = 2
 CFG = BackboneConfig(
@@ -73,10 +77,9 @@ def same(a, b):
 
 
 class TestContinuousBatching:
-    @pytest.mark.parametrize("layout", ["columns", "rows"])
-    @pytest.mark.parametrize("shifted", [0, 1, 2])
-    def test_many_requests_over_few_rows_get_the_trainers_log_probs(self, layout, shifted):
-        cfg, config = dataclasses.replace(CFG, shifted_kv_heads=shifted), dataclasses.replace(SIZES, layout=layout)
+    @pytest.mark.parametrize(("attention", "shifted"), [("columns", 0), ("columns", 1), ("columns", 2), ("heads", 1)])
+    def test_many_requests_over_few_rows_get_the_trainers_log_probs(self, attention, shifted):
+        cfg, config = dataclasses.replace(CFG, shifted_kv_heads=shifted), dataclasses.replace(SIZES, attention=attention)
         some = requests(prompts([1, 5, 17, 40, 9, 33, 2, 16, 64, 8, 3]))
         found = engine(config, cfg).run(backbone(cfg)[1], some)
         assert sum(agrees(one.tokens, sample, one.agent, cfg) for one, sample in zip(some, found, strict=True)) > 40
@@ -232,6 +235,55 @@ class TestStopping:
         found = engine().run(backbone()[1], some)
         assert found[0].tokens == found[1].tokens == found[3].tokens != found[2].tokens
         np.testing.assert_allclose(found[1].logp_sample, 0.0, atol=1e-6)
+
+
+class TestAttention:
+    @pytest.mark.parametrize(("rows", "heads", "kv_heads", "slots", "splits"), [(3, 4, 2, 200, None), (2, 8, 8, 64, 1), (5, 6, 2, 300, 4)])
+    def test_the_kernel_looks_at_each_rows_slots_and_no_further(self, rows, heads, kv_heads, slots, splits):
+        rng = np.random.default_rng(rows)
+        cfg = dataclasses.replace(CFG, n_heads=heads, n_kv_heads=kv_heads, head_dim=16, shifted_kv_heads=0)
+        q, k, v = (rng.standard_normal(shape).astype(np.float32) for shape in ((rows, heads, 16), *((rows, kv_heads, slots, 16),) * 2))
+        lengths = rng.integers(1, slots + 1, rows)
+        lengths[0] = slots
+        far = np.arange(slots)[:, None] >= lengths[:, None, None, None]
+        pair = jnp.where(far, np.nan, k), jnp.where(far, np.nan, v)
+        plain = KVCache(cfg, "heads").attend(q[:, None], (jnp.asarray(k), jnp.asarray(v)), jnp.asarray(lengths - 1))[:, 0]
+        np.testing.assert_allclose(fused_attention(q, *pair, lengths, splits=splits, interpret=True), plain, atol=1e-5)
+
+    def test_a_cache_for_the_kernel_is_written_and_read_like_any_other(self):
+        cfg = dataclasses.replace(CFG, head_dim=16)
+        mine = Programs(backbone(cfg)[0], KVCache(cfg, "fused", interpret=True), eos_id=EOS, stops=(), block=4)
+        config = dataclasses.replace(SIZES, attention="fused")
+        some = requests(prompts([5, 21, 9]), new=5)
+        fused = Engine(backbone(cfg)[0], config, mine).run(backbone(cfg)[1], some)
+        for one, sample in zip(some, fused, strict=True):
+            agrees(one.tokens, sample, one.agent, cfg)
+
+    @pytest.mark.parametrize(
+        ("attention", "change", "message"),
+        [("cudnn", {}, "bfloat16"), ("fused", {}, "power of two"), ("fused", {"head_dim": 48}, "head_dim"), ("flash", {}, "choose one")],
+    )
+    def test_what_an_implementation_cannot_do_is_said(self, attention, change, message):
+        with pytest.raises(ValueError, match=message):
+            KVCache(dataclasses.replace(CFG, **change), attention)
+
+    def test_the_fastest_that_works_is_taken_and_all_are_named(self, monkeypatch, caplog):
+        def seconds_of(kv, config):
+            if kv.attention == "heads":
+                return 1e-3
+            raise NotImplementedError("not on this machine")
+
+        monkeypatch.setattr(implementation, "seconds_of", seconds_of)
+        with caplog.at_level(logging.INFO, "dk_jax.generation.implementation"):
+            assert fastest_attention(CFG, SIZES, platform="gpu") == "heads"
+        assert "heads 1000 us" in caplog.text and "fused does not work" in caplog.text and "cudnn does not work" in caplog.text
+        monkeypatch.setitem(implementation.CANDIDATES, "gpu", ("cudnn", "fused"))
+        with pytest.raises(RuntimeError, match="no attention works on gpu"):
+            fastest_attention(CFG, SIZES, platform="gpu")
+
+    def test_a_measurement_measures(self):
+        assert 0 < implementation.seconds_of(KVCache(CFG, "columns"), SIZES) < 1
+        assert fastest_attention(CFG, SIZES, platform="tpu") in ("heads", "columns")
 
 
 class TestMemory:

@@ -1,0 +1,72 @@
+"""Which way of attention is fastest on this machine for a model and its sizes: measured at start-up, and said in the log."""
+
+from __future__ import annotations
+
+import logging
+import statistics
+import time
+
+import jax
+import jax.numpy as jnp
+
+from dk_jax.generation.kv_cache import Attention, KVCache
+from dk_jax.generation.sizes import EngineConfig
+from dk_jax.models.config import BackboneConfig
+
+log = logging.getLogger(__name__)
+CANDIDATES: dict[str, tuple[Attention, ...]] = {"cpu": ("columns",), "gpu": ("fused", "cudnn", "heads"), "tpu": ("heads", "columns")}
+"""By platform; where there is one it is not measured."""
+REPEATS, ROUNDS = 10, 5
+MOST_BYTES = 4 << 30
+"""Of keys and values of one layer that are made for the measurement."""
+
+
+def fastest_attention(cfg: BackboneConfig, config: EngineConfig, platform: str | None = None) -> Attention:
+    """The implementation for single queries, of those that this platform has for this model.
+
+    Raises:
+      RuntimeError: none of them works.
+    """
+    platform = platform or jax.default_backend()
+    names = CANDIDATES.get(platform, CANDIDATES["tpu"])
+    if len(names) == 1:
+        return names[0]
+    found, problems = {}, {}
+    for name in names:
+        try:
+            found[name] = seconds_of(KVCache(cfg, name), config)
+        except Exception as error:  # a driver, a library or a model that it cannot do
+            problems[name] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:200]
+    said = [f"{name} {1e6 * seconds:.0f} us" for name, seconds in sorted(found.items(), key=lambda item: item[1])]
+    said += [f"{name} does not work ({why})" for name, why in problems.items()]
+    log.info("attention of a decode step, one layer, %d rows: %s", config.rows, ", ".join(said))
+    if not found:
+        raise RuntimeError(f"no attention works on {platform}: {'; '.join(said)}")
+    return min(found, key=found.get)
+
+
+def seconds_of(kv: KVCache, config: EngineConfig) -> float:
+    """One layer's attention and write for all rows, half full, in seconds. Raises whatever the implementation does."""
+    cfg = kv.cfg
+    a_row = 2 * config.all_slots * cfg.n_kv_heads * cfg.head_dim * cfg.dtype.itemsize
+    rows = max(1, min(config.rows, MOST_BYTES // a_row))
+    pair = tuple(jnp.ones_like(array) for array in KVCache.zeros(kv, rows, config.all_slots)[0])
+    q = jnp.ones((rows, 1, cfg.n_heads, cfg.head_dim), cfg.dtype)
+    k = v = jnp.ones((rows, 1, cfg.n_kv_heads, cfg.head_dim), cfg.dtype)
+    positions = jnp.full(rows, config.all_slots // 2, jnp.int32)
+
+    def steps(q, pair):
+        def step(_, carry):
+            q, pair = carry
+            pair = kv.write(pair, k, v, jnp.arange(rows), positions[:, None])
+            return kv.attend(q, pair, positions).astype(cfg.dtype), pair
+
+        return jax.lax.fori_loop(0, REPEATS, step, (q, pair))
+
+    run = jax.jit(steps, donate_argnums=1)
+    seconds = []
+    for _ in range(1 + ROUNDS):
+        start = time.perf_counter()
+        q, pair = jax.block_until_ready(run(q, pair))
+        seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds[1:]) / REPEATS
