@@ -1,46 +1,43 @@
 """Hugging Face checkpoints (config.json, safetensors) of Llama and Qwen3, to our parameters and back.
 
 A round trip gives byte-equal tensors: the only operations are transposes, stacking, and the cast to
-param_dtype, which is exact when it widens. Not covered: attention biases, scaled RoPE and sliding windows,
-which are refused.
+param_dtype, which is exact when it widens. A checkpoint that does not fit is refused by its config and its headers, before any
+tensor is read. Not covered: attention biases, scaled RoPE and sliding windows, which are refused.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import json
-from collections.abc import Mapping
+import math
+import shutil
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
-from safetensors import safe_open
-from safetensors.numpy import save_file
+from jax.sharding import Mesh
 
-from dk_jax.models.backbone import Backbone, Params
+from dk_jax.interop.placing import Arrays, place
+from dk_jax.interop.tensor_files import TensorFiles, check_free, write_tensors
+from dk_jax.interop.tensor_names import Stored, check_tensors, leaf_at, stored_parameters
+from dk_jax.models.backbone import Params, abstract_backbone
 from dk_jax.models.config import BackboneConfig
+from dk_jax.models.sharding import RULES, param_shardings
 
-# name inside a Hugging Face layer -> (path inside our layer, whether the matrix is stored [out, in])
-_LAYER_TENSORS = {
-    "input_layernorm.weight": (("attention_norm", "scale"), False),
-    "self_attn.q_proj.weight": (("attention", "q", "kernel"), True),
-    "self_attn.k_proj.weight": (("attention", "k", "kernel"), True),
-    "self_attn.v_proj.weight": (("attention", "v", "kernel"), True),
-    "self_attn.o_proj.weight": (("attention", "o", "kernel"), True),
-    "post_attention_layernorm.weight": (("mlp_norm", "scale"), False),
-    "mlp.gate_proj.weight": (("mlp", "gate", "kernel"), True),
-    "mlp.up_proj.weight": (("mlp", "up", "kernel"), True),
-    "mlp.down_proj.weight": (("mlp", "down", "kernel"), True),
-}
-_QWEN3_TENSORS = {
-    "self_attn.q_norm.weight": (("attention", "q_norm", "scale"), False),
-    "self_attn.k_norm.weight": (("attention", "k_norm", "scale"), False),
-}
-_EMBEDDING, _NORM, _UNEMBEDDING = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
-_MAX_SHARD_BYTES = 4 << 30
+MAX_SHARD_BYTES = 4 << 30
+COMPANIONS = (
+    "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.json", "merges.txt",
+    "chat_template.jinja",
+)  # fmt: skip
+"""Files that make a checkpoint usable elsewhere and are none of the network's business."""
+
+
+class Vocabulary(Protocol):
+    """What `check_vocabulary` asks of a codec."""
+
+    vocab_size: int
 
 
 def config_from_hf(hf: Mapping[str, Any], **overrides) -> BackboneConfig:
@@ -48,10 +45,10 @@ def config_from_hf(hf: Mapping[str, Any], **overrides) -> BackboneConfig:
 
     Args:
       hf: the decoded JSON.
-      **overrides: further BackboneConfig fields (compute_dtype, lora_rank, ...).
+      **overrides: BackboneConfig fields to set, whatever the JSON says (compute_dtype, lora_rank, tie_embeddings, ...).
 
     Raises:
-      ValueError: for a model that this backbone would compute wrongly, naming the field.
+      ValueError: for a model that this backbone would compute wrongly, or a number that is not there, naming the field.
     """
     family = hf.get("model_type")
     if family not in ("llama", "qwen3"):
@@ -61,14 +58,19 @@ def config_from_hf(hf: Mapping[str, Any], **overrides) -> BackboneConfig:
         "attention_bias": hf.get("attention_bias", False),
         "mlp_bias": hf.get("mlp_bias", False),
         "use_sliding_window": hf.get("use_sliding_window", False),
+        "layer_types": set(hf.get("layer_types") or ()) - {"full_attention"},
         "rope_type": rope.get("rope_type", rope.get("type", "default")) != "default",
         "hidden_act": hf.get("hidden_act", "silu") != "silu",
     }
     for field, used in refused.items():
         if used:
             raise ValueError(f"config.json: {field} is set to a kind that this backbone does not implement")
+    needed = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "rms_norm_eps")
+    missing = [field for field in needed if hf.get(field) is None]
+    if missing:
+        raise ValueError(f"config.json: {', '.join(missing)} missing; without it the network is not known")
     d_model, n_heads = hf["hidden_size"], hf["num_attention_heads"]
-    return BackboneConfig(
+    fields = dict(
         family=family,
         vocab_size=hf["vocab_size"],
         d_model=d_model,
@@ -80,8 +82,8 @@ def config_from_hf(hf: Mapping[str, Any], **overrides) -> BackboneConfig:
         rope_theta=float(rope.get("rope_theta") or hf.get("rope_theta") or 10_000.0),
         norm_eps=hf["rms_norm_eps"],
         tie_embeddings=hf.get("tie_word_embeddings", False),
-        **overrides,
     )
+    return BackboneConfig(**(fields | overrides))
 
 
 def config_to_hf(cfg: BackboneConfig, dtype: str | None = None) -> dict[str, Any]:
@@ -104,10 +106,55 @@ def config_to_hf(cfg: BackboneConfig, dtype: str | None = None) -> dict[str, Any
     }
 
 
-def params_from_state_dict(
-    cfg: BackboneConfig, tensors: Mapping[str, np.ndarray], key: jax.Array | None = None
-) -> Params:
-    """Our parameter tree from tensors under their Hugging Face names.
+def check_vocabulary(cfg: BackboneConfig, codec: Vocabulary) -> None:
+    """Whether the network has a row for every token. It may have more: published tables are padded.
+
+    Raises:
+      ValueError: naming both numbers.
+    """
+    if codec.vocab_size > cfg.vocab_size:
+        raise ValueError(
+            f"the tokenizer has {codec.vocab_size} tokens and the network's table {cfg.vocab_size} rows (vocab_size); "
+            f"ids from {cfg.vocab_size} on have none. They are not of the same model"
+        )
+
+
+def load(
+    directory: str | Path,
+    *,
+    mesh: Mesh | None = None,
+    rules: Mapping[str, str | None] = RULES,
+    key: jax.Array | None = None,
+    **overrides,
+) -> tuple[BackboneConfig, Params]:
+    """Loads a local checkpoint directory (config.json, *.safetensors), tensor by tensor.
+
+    With a mesh, every device is sent its own slice alone: a model larger than a device's memory, or than the host's, loads.
+    For what the host holds meanwhile see dk_jax.interop.placing.
+
+    Args:
+      directory: as `save_pretrained` or a hub snapshot leaves it.
+      mesh: of `sharding.make_mesh`; None puts everything on the default device.
+      rules: logical axes to mesh axes.
+      key: draws agent heads and LoRA; `jax.random.key(0)` by default.
+      **overrides: BackboneConfig fields to set (compute_dtype, param_dtype, head_rank, lora_rank, ...).
+
+    Raises:
+      FileNotFoundError: for a directory without a checkpoint, or without one of its shards.
+      ValueError: for a checkpoint, a mesh or overrides that do not fit together, before any tensor is read.
+    """
+    directory = Path(directory)
+    if not (directory / "config.json").is_file():
+        raise FileNotFoundError(f"{directory} has no config.json; give the directory of a Hugging Face checkpoint")
+    cfg = config_from_hf(json.loads((directory / "config.json").read_text(encoding="utf-8")), **overrides)
+    shardings = None if mesh is None else param_shardings(abstract_backbone(cfg)[0], mesh, rules)
+    files = TensorFiles(directory)
+    check_tensors(cfg, files.shapes, files.types, f"checkpoint {directory}")
+    return cfg, place(cfg, files, shardings, jax.random.key(0) if key is None else key)
+
+
+def params_from_state_dict(cfg: BackboneConfig, tensors: Mapping[str, np.ndarray], key: jax.Array | None = None) -> Params:
+    """Our parameter tree, on the default device, from tensors under their Hugging Face names.
 
     Args:
       cfg: the network; tensors are cast to its param_dtype.
@@ -115,64 +162,11 @@ def params_from_state_dict(
       key: draws what a checkpoint does not hold (agent heads, LoRA); `jax.random.key(0)` by default.
 
     Raises:
-      ValueError: naming a tensor that is missing, has a wrong shape, or is not understood.
+      ValueError: naming tensors that are missing, have a wrong shape, or are not understood.
     """
-    dtype = jnp.dtype(cfg.param_dtype)
-    used: set[str] = set()
-
-    def take(name: str, shape: tuple[int, ...]) -> np.ndarray:
-        if name not in tensors:
-            raise ValueError(f"checkpoint: tensor {name!r} is missing (expected shape {shape})")
-        used.add(name)
-        array = np.asarray(tensors[name])
-        if array.shape != shape:
-            raise ValueError(f"checkpoint: tensor {name!r} has shape {array.shape}, the config says {shape}")
-        return array.astype(dtype)
-
-    params: Params = {}
-    shapes = _shapes(cfg)
-    for name, (path, transposed) in _layer_tensors(cfg).items():
-        shape = shapes[path]
-        stacked = np.empty((cfg.n_layers, *shape), dtype)
-        for i in range(cfg.n_layers):
-            array = take(f"model.layers.{i}.{name}", shape[::-1] if transposed else shape)
-            stacked[i] = array.T if transposed else array
-        _put(params, ("layers", *path), jnp.asarray(stacked))
-    _put(params, ("embed", "table"), jnp.asarray(take(_EMBEDDING, (cfg.vocab_size, cfg.d_model))))
-    _put(params, ("final_norm", "scale"), jnp.asarray(take(_NORM, (cfg.d_model,))))
-    if not cfg.tie_embeddings:
-        _put(params, ("unembed", "table"), jnp.asarray(take(_UNEMBEDDING, (cfg.vocab_size, cfg.d_model))))
-    elif _UNEMBEDDING in tensors:
-        used.add(_UNEMBEDDING)
-        if not np.array_equal(np.asarray(tensors[_UNEMBEDDING]), np.asarray(tensors[_EMBEDDING])):
-            raise ValueError(
-                f"checkpoint: {_UNEMBEDDING!r} differs from {_EMBEDDING!r} but the config ties them; "
-                "set tie_embeddings=False"
-            )
-    unknown = sorted(name for name in set(tensors) - used if not name.endswith("rotary_emb.inv_freq"))
-    if unknown:
-        raise ValueError(f"checkpoint: {len(unknown)} tensors are not understood, e.g. {unknown[:3]}")
-    return add_own_parts(cfg, params, jax.random.key(0) if key is None else key)
-
-
-def add_own_parts(cfg: BackboneConfig, params: Params, key: jax.Array) -> Params:
-    """Adds freshly drawn agent heads and LoRA, which no checkpoint holds, to imported parameters."""
-    if not (cfg.head_rank or cfg.lora_rank):
-        return params
-
-    def draw(key):
-        flat = nnx.to_pure_dict(nnx.state(Backbone(cfg, nnx.Rngs(key)), nnx.Param))
-        return [
-            (path, leaf)
-            for path, leaf in _walk(flat)
-            if path[0] == "heads" or path[-1] in ("lora_a", "lora_b")
-        ]
-
-    paths = [path for path, _ in jax.eval_shape(lambda key: dict(draw(key)), key).items()]
-    leaves = jax.jit(lambda key: [leaf for _, leaf in draw(key)])(key)
-    for path, leaf in zip(paths, leaves, strict=True):
-        _put(params, path, leaf)
-    return params
+    source = Arrays(tensors)
+    check_tensors(cfg, source.shapes, source.types)
+    return place(cfg, source, None, jax.random.key(0) if key is None else key)
 
 
 def state_dict_from_params(
@@ -186,56 +180,10 @@ def state_dict_from_params(
       drop_heads: leave trained agent heads behind, which the format has no place for.
 
     Raises:
-      ValueError: if LoRA or trained agent heads would be lost.
+      ValueError: if LoRA, trained agent heads or shifted heads would be lost.
     """
-    if cfg.lora_rank:
-        raise ValueError(
-            "export: LoRA branches have no place in this format; fold them in with merge_lora first"
-        )
-    if cfg.head_rank and not drop_heads and np.any(np.asarray(params["heads"]["up"])):
-        raise ValueError(
-            "export: trained agent heads have no place in this format; pass drop_heads=True to lose them"
-        )
-    dtype = jnp.dtype(dtype or cfg.param_dtype)
-
-    def give(array) -> np.ndarray:
-        return np.ascontiguousarray(np.asarray(array).astype(dtype))
-
-    tensors = {_EMBEDDING: give(params["embed"]["table"]), _NORM: give(params["final_norm"]["scale"])}
-    if not cfg.tie_embeddings:
-        tensors[_UNEMBEDDING] = give(params["unembed"]["table"])
-    for name, (path, transposed) in _layer_tensors(cfg).items():
-        node = params["layers"]
-        for part in path:
-            node = node[part]
-        for i, array in enumerate(np.asarray(node)):
-            tensors[f"model.layers.{i}.{name}"] = give(array.T if transposed else array)
-    return tensors
-
-
-def load(directory: str | Path, **overrides) -> tuple[BackboneConfig, Params]:
-    """Loads a local checkpoint directory (config.json, *.safetensors).
-
-    Args:
-      directory: as `save_pretrained` or a hub snapshot leaves it.
-      **overrides: BackboneConfig fields to set (compute_dtype, param_dtype, head_rank, lora_rank, ...).
-    """
-    directory = Path(directory)
-    if not (directory / "config.json").is_file():
-        raise FileNotFoundError(
-            f"{directory} has no config.json; give the directory of a Hugging Face checkpoint"
-        )
-    files = sorted(directory.glob("*.safetensors"))
-    if not files:
-        raise FileNotFoundError(
-            f"{directory} has no *.safetensors; convert the checkpoint to safetensors first"
-        )
-    cfg = config_from_hf(json.loads((directory / "config.json").read_text()), **overrides)
-    tensors = {}
-    for file in files:
-        with safe_open(file, framework="numpy") as reader:
-            tensors.update({name: reader.get_tensor(name) for name in reader.keys()})  # noqa: SIM118
-    return cfg, params_from_state_dict(cfg, tensors)
+    _check_exportable(cfg, params, drop_heads)
+    return {name: _exported(params, entry, layer, dtype or cfg.param_dtype) for name, entry, layer in _tensors(cfg)}
 
 
 def save(
@@ -244,52 +192,53 @@ def save(
     params: Params,
     dtype: str | None = None,
     drop_heads: bool = False,
+    *,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+    companions_from: str | Path | None = None,
 ) -> None:
-    """Writes config.json and safetensors that transformers loads; arguments as `state_dict_from_params`."""
-    directory = Path(directory)
-    tensors = state_dict_from_params(cfg, params, dtype, drop_heads)
+    """Writes config.json and safetensors that transformers loads; in host memory is one file's worth at a time.
+
+    Args:
+      directory: without safetensors; made if it is not there.
+      cfg, params, dtype, drop_heads: as `state_dict_from_params`. Parameters may be sharded over devices of this process.
+      max_shard_bytes: of one file; more than one get an index.
+      companions_from: a directory whose tokenizer and generation_config.json (COMPANIONS) are copied, as far as there.
+
+    Raises:
+      ValueError: if something of the network would be lost.
+      FileExistsError: if the directory holds safetensors already.
+    """
+    directory, dtype = Path(directory), dtype or cfg.param_dtype
+    _check_exportable(cfg, params, drop_heads)
+    check_free(directory)
     directory.mkdir(parents=True, exist_ok=True)
-    (directory / "config.json").write_text(json.dumps(config_to_hf(cfg, dtype), indent=2) + "\n")
-    shards: list[dict[str, np.ndarray]] = [{}]
-    size = 0
-    for name, array in tensors.items():
-        if size and size + array.nbytes > _MAX_SHARD_BYTES:
-            shards.append({})
-            size = 0
-        shards[-1][name] = array
-        size += array.nbytes
-    if len(shards) == 1:
-        save_file(shards[0], directory / "model.safetensors", metadata={"format": "pt"})
-        return
-    weight_map = {}
-    for i, shard in enumerate(shards, start=1):
-        file = f"model-{i:05d}-of-{len(shards):05d}.safetensors"
-        save_file(shard, directory / file, metadata={"format": "pt"})
-        weight_map.update(dict.fromkeys(shard, file))
-    index = {"metadata": {"total_size": sum(a.nbytes for a in tensors.values())}, "weight_map": weight_map}
-    (directory / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
+    (directory / "config.json").write_text(json.dumps(config_to_hf(cfg, dtype), indent=2) + "\n", encoding="utf-8")
+    for name in COMPANIONS if companions_from else ():
+        if (Path(companions_from) / name).is_file():
+            shutil.copyfile(Path(companions_from) / name, directory / name)
+    tensors = {name: (entry, layer) for name, entry, layer in _tensors(cfg)}
+    sizes = {name: math.prod(entry.shape) * jnp.dtype(dtype).itemsize for name, (entry, _) in tensors.items()}
+    write_tensors(directory, sizes, lambda name: _exported(params, *tensors[name], dtype), max_shard_bytes)
 
 
-def _layer_tensors(cfg: BackboneConfig):
-    return _LAYER_TENSORS | (_QWEN3_TENSORS if cfg.family == "qwen3" else {})
+def _check_exportable(cfg: BackboneConfig, params: Params, drop_heads: bool) -> None:
+    if cfg.lora_rank:
+        raise ValueError("export: LoRA branches have no place in this format; fold them in with merge_lora first")
+    if cfg.shifted_kv_heads:
+        raise ValueError(f"export: shifted_kv_heads={cfg.shifted_kv_heads} have no place in this format; transformers would not shift")
+    if cfg.head_rank and not drop_heads and np.any(np.asarray(params["heads"]["up"])):
+        raise ValueError("export: trained agent heads have no place in this format; pass drop_heads=True to lose them")
 
 
-def _shapes(cfg: BackboneConfig) -> dict[tuple[str, ...], tuple[int, ...]]:
-    """Shape of every imported array of one layer, by its path."""
-    bare = dataclasses.replace(cfg, head_rank=0, lora_rank=0, n_layers=1)
-    state = nnx.to_pure_dict(nnx.state(nnx.eval_shape(lambda: Backbone(bare, nnx.Rngs(0))), nnx.Param))
-    return {path: leaf.shape[1:] for path, leaf in _walk(state["layers"])}
+def _tensors(cfg: BackboneConfig) -> Iterator[tuple[str, Stored, int | None]]:
+    """Name, parameter and layer (None for what has no layers) of every tensor, layer by layer."""
+    entries = stored_parameters(cfg)
+    yield from ((entry.names[0], entry, None) for entry in entries if not entry.stacked)
+    for layer in range(cfg.n_layers):
+        yield from ((entry.names[layer], entry, layer) for entry in entries if entry.stacked)
 
 
-def _walk(tree: Params, path: tuple[str, ...] = ()):
-    for name, child in tree.items():
-        if isinstance(child, dict):
-            yield from _walk(child, (*path, name))
-        else:
-            yield (*path, name), child
-
-
-def _put(tree: Params, path: tuple[str, ...], leaf) -> None:
-    for name in path[:-1]:
-        tree = tree.setdefault(name, {})
-    tree[path[-1]] = leaf
+def _exported(params: Params, entry: Stored, layer: int | None, dtype: str) -> np.ndarray:
+    leaf = leaf_at(params, entry.path)
+    array = np.asarray(leaf if layer is None else leaf[layer]).astype(jnp.dtype(dtype))
+    return np.ascontiguousarray(array.T if entry.transposed else array)

@@ -20,7 +20,8 @@ from gguf.quants import dequantize
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
 from dk_jax.generation.tokenizer import Codec, chatml_codec
-from dk_jax.interop.huggingface import params_from_state_dict
+from dk_jax.interop.huggingface import check_vocabulary, params_from_state_dict
+from dk_jax.interop.tensor_names import check_tensors
 from dk_jax.models.backbone import Params
 from dk_jax.models.config import BackboneConfig
 
@@ -57,7 +58,7 @@ def load(source: str | Path | None = None, **overrides) -> tuple[BackboneConfig,
 
     Raises:
       FileNotFoundError: if the package or the file is not there.
-      ValueError: if the file holds another architecture or tokenizer.
+      ValueError: if the file holds another architecture or tokenizer, or tensors that do not fit.
     """
     path = locate() if source is None else Path(source)
     if not path.is_file():
@@ -66,8 +67,9 @@ def load(source: str | Path | None = None, **overrides) -> tuple[BackboneConfig,
         )
     reader = GGUFReader(path)
     cfg = _config(reader, path, overrides)
-    params = params_from_state_dict(cfg, _tensors(reader, cfg))
-    return cfg, params, codec_from_gguf(reader, path)
+    codec = codec_from_gguf(reader, path)
+    check_vocabulary(cfg, codec)
+    return cfg, params_from_state_dict(cfg, _tensors(reader, path, cfg)), codec
 
 
 def locate() -> Path:
@@ -138,18 +140,28 @@ def _config(reader: GGUFReader, path: Path, overrides: dict[str, Any]) -> Backbo
     )
 
 
-def _tensors(reader: GGUFReader, cfg: BackboneConfig) -> dict[str, np.ndarray]:
+def _tensors(reader: GGUFReader, path: Path, cfg: BackboneConfig) -> dict[str, np.ndarray]:
+    """Dequantised tensors under Hugging Face's names; names and shapes are checked before any is dequantised."""
+    found = {_hf_name(tensor.name, path): tensor for tensor in reader.tensors}
+    shapes = {name: tuple(int(n) for n in reversed(tensor.shape)) for name, tensor in found.items()}
+    check_tensors(cfg, shapes, dict.fromkeys(shapes, "float32"), str(path))
+    heads = {"q_proj": cfg.n_heads, "k_proj": cfg.n_kv_heads}
     tensors = {}
-    for tensor in reader.tensors:
-        array = dequantize(tensor.data, tensor.tensor_type)
-        if tensor.name in _ENDS:
-            tensors[_ENDS[tensor.name]] = array
-            continue
-        _, layer, part, _ = tensor.name.split(".")
-        if part in ("attn_q", "attn_k"):
-            array = _half_split_rows(array, cfg.n_heads if part == "attn_q" else cfg.n_kv_heads)
-        tensors[f"model.layers.{layer}.{_LAYER[part]}.weight"] = array
+    for name, tensor in found.items():
+        array, part = dequantize(tensor.data, tensor.tensor_type), name.split(".")[-2]
+        tensors[name] = _half_split_rows(array, heads[part]) if part in heads else array
     return tensors
+
+
+def _hf_name(name: str, path: Path) -> str:
+    if name in _ENDS:
+        return _ENDS[name]
+    block, _, rest = name.partition(".")
+    layer, _, part = rest.partition(".")
+    part = part.removesuffix(".weight")
+    if block != "blk" or part not in _LAYER:
+        raise ValueError(f"{path}: tensor {name!r} is not one of the Llama architecture")
+    return f"model.layers.{layer}.{_LAYER[part]}.weight"
 
 
 def _half_split_rows(array: np.ndarray, heads: int) -> np.ndarray:

@@ -39,10 +39,10 @@ class Attention(nnx.Module):
     """The four projections around attention, with Qwen3's norms on query and key heads and, on some, shifted keys."""
 
     def __init__(self, cfg: BackboneConfig, rngs: nnx.Rngs):
-        self.q = Linear(cfg, cfg.d_model, cfg.n_heads * cfg.head_dim, rngs)
-        self.k = Linear(cfg, cfg.d_model, cfg.n_kv_heads * cfg.head_dim, rngs)
-        self.v = Linear(cfg, cfg.d_model, cfg.n_kv_heads * cfg.head_dim, rngs)
-        self.o = Linear(cfg, cfg.n_heads * cfg.head_dim, cfg.d_model, rngs, scale=(2 * cfg.n_layers) ** -0.5)
+        self.q = Linear(cfg, "q", cfg.d_model, cfg.n_heads * cfg.head_dim, rngs)
+        self.k = Linear(cfg, "k", cfg.d_model, cfg.n_kv_heads * cfg.head_dim, rngs)
+        self.v = Linear(cfg, "v", cfg.d_model, cfg.n_kv_heads * cfg.head_dim, rngs)
+        self.o = Linear(cfg, "o", cfg.n_heads * cfg.head_dim, cfg.d_model, rngs, scale=(2 * cfg.n_layers) ** -0.5)
         self.normed = cfg.family == "qwen3"
         if self.normed:
             self.q_norm = RMSNorm(cfg, cfg.head_dim)
@@ -70,9 +70,9 @@ class MLP(nnx.Module):
     """down(silu(gate(x)) * up(x))."""
 
     def __init__(self, cfg: BackboneConfig, rngs: nnx.Rngs):
-        self.gate = Linear(cfg, cfg.d_model, cfg.d_ff, rngs)
-        self.up = Linear(cfg, cfg.d_model, cfg.d_ff, rngs)
-        self.down = Linear(cfg, cfg.d_ff, cfg.d_model, rngs, scale=(2 * cfg.n_layers) ** -0.5)
+        self.gate = Linear(cfg, "gate", cfg.d_model, cfg.d_ff, rngs)
+        self.up = Linear(cfg, "up", cfg.d_model, cfg.d_ff, rngs)
+        self.down = Linear(cfg, "down", cfg.d_ff, cfg.d_model, rngs, scale=(2 * cfg.n_layers) ** -0.5)
 
     def __call__(self, x):
         return self.down(nnx.silu(self.gate(x)) * self.up(x))

@@ -10,6 +10,9 @@ import jax.numpy as jnp
 AGENTS = ("selection", "policy", "summary")
 """Names of the agents; an agent's id is its index here."""
 
+PROJECTIONS = ("q", "k", "v", "o", "gate", "up", "down")
+"""Names of a layer's projections, all of which LoRA can sit on."""
+
 Family = Literal["llama", "qwen3"]
 Precision = Literal["float32", "bfloat16"]
 
@@ -38,8 +41,9 @@ class BackboneConfig:
         al. 2021, at full strength). A query then finds what followed an earlier token like itself within one layer, which
         small models from scratch otherwise need millions of tokens to learn. 0 for published weights.
       init_std: standard deviation of fresh weights.
-      lora_rank: rank of the LoRA branch of every projection; 0 for none.
+      lora_rank: rank of the LoRA branch of every projection in lora_targets; 0 for none.
       lora_alpha: the LoRA branch is scaled by lora_alpha / lora_rank.
+      lora_targets: which of PROJECTIONS have a LoRA branch, in any order; kept in the order of PROJECTIONS.
       remat: recompute each layer in the backward pass instead of keeping its activations.
       attention: "xla", or "cudnn" (NVIDIA only, bfloat16 only) for training and prefill.
     """
@@ -62,6 +66,7 @@ class BackboneConfig:
     init_std: float = 0.02
     lora_rank: int = 0
     lora_alpha: float = 16.0
+    lora_targets: tuple[str, ...] = PROJECTIONS
     remat: bool = False
     attention: Literal["xla", "cudnn"] = "xla"
 
@@ -72,6 +77,7 @@ class BackboneConfig:
         for name in ("head_rank", "lora_rank"):
             if getattr(self, name) < 0:
                 raise ValueError(f"BackboneConfig.{name} is {getattr(self, name)}; it must not be negative")
+        self._order_lora_targets()
         choices = {
             "family": ("llama", "qwen3"),
             "compute_dtype": ("float32", "bfloat16"),
@@ -98,6 +104,19 @@ class BackboneConfig:
                 "attention='cudnn' needs compute_dtype='bfloat16' and a head_dim that is a multiple of 8, at "
                 f"most 256; got {self.compute_dtype}, head_dim={self.head_dim}. Use attention='xla'."
             )
+
+    def _order_lora_targets(self):
+        named = self.lora_targets
+        if isinstance(named, str):
+            raise ValueError(f"lora_targets is the string {named!r}; give a tuple of names out of {PROJECTIONS}")
+        unknown = [name for name in named if name not in PROJECTIONS]
+        if unknown:
+            raise ValueError(f"lora_targets={tuple(named)}: no projection is called {unknown[0]!r}; choose out of {PROJECTIONS}")
+        if len(set(named)) != len(named):
+            raise ValueError(f"lora_targets={tuple(named)} names a projection twice")
+        if self.lora_rank and not named:
+            raise ValueError(f"lora_rank={self.lora_rank} with lora_targets=(); name at least one of {PROJECTIONS}, or set lora_rank=0")
+        object.__setattr__(self, "lora_targets", tuple(name for name in PROJECTIONS if name in named))
 
     @property
     def dtype(self):

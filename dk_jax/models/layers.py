@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from dk_jax.models.config import BackboneConfig
@@ -16,12 +17,16 @@ def product_precision(dtype) -> jax.lax.Precision:
 
 
 class Linear(nnx.Module):
-    """y = x W (+ lora_alpha / r * (x A) B). W is [in, out]; B and so LoRA start at zero."""
+    """y = x W (+ lora_alpha / r * (x A) B). W is [in, out]; B and so LoRA start at zero.
 
-    def __init__(self, cfg: BackboneConfig, n_in: int, n_out: int, rngs: nnx.Rngs, scale: float = 1.0):
+    `name` is one of PROJECTIONS; the LoRA branch is there where `cfg.lora_targets` has it and `cfg.lora_rank` is not 0.
+    """
+
+    def __init__(self, cfg: BackboneConfig, name: str, n_in: int, n_out: int, rngs: nnx.Rngs, scale: float = 1.0):
         self.kernel = nnx.Param(_normal(rngs, (n_in, n_out), scale * cfg.init_std, cfg.param_dtype))
-        self.lora_scale = cfg.lora_alpha / cfg.lora_rank if cfg.lora_rank else None
-        if cfg.lora_rank:
+        adapted = cfg.lora_rank and name in cfg.lora_targets
+        self.lora_scale = cfg.lora_alpha / cfg.lora_rank if adapted else None
+        if adapted:
             # LoRA is small and trained: always float32, whatever the frozen weights are stored in.
             self.lora_a = nnx.Param(_normal(rngs, (n_in, cfg.lora_rank), n_in**-0.5, "float32"))
             self.lora_b = nnx.Param(jnp.zeros((cfg.lora_rank, n_out), "float32"))
@@ -42,7 +47,7 @@ class RMSNorm(nnx.Module):
         self.dtype = cfg.dtype
 
     def __call__(self, x: Float[Array, "... W"]) -> Float[Array, "... W"]:
-        x32 = x.astype(jnp.float32)
+        x32 = on_own_rows(x.astype(jnp.float32))
         inverse_rms = jax.lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + self.eps)
         return (x32 * inverse_rms * self.scale[...].astype(jnp.float32)).astype(self.dtype)
 
@@ -56,7 +61,7 @@ class Table(nnx.Module):
 
     def embed(self, tokens: Int[Array, " ..."]) -> Float[Array, "... D"]:
         """Rows of the table as rounded to the compute dtype, in float32: the start of the residual stream."""
-        return self.table[...][tokens].astype(self.dtype).astype(jnp.float32)
+        return on_own_rows(_rows_whole(self.table[...])[tokens].astype(self.dtype).astype(jnp.float32))
 
     def logits(self, hidden: Float[Array, "... D"]) -> Float[Array, "... V"]:
         """Logits in float32, accumulated in float32 whatever the compute dtype."""
@@ -79,6 +84,26 @@ def matmul(x: Float[Array, "... I"], kernel: Float[Array, "I O"]) -> Float[Array
     rows = x.reshape(-1, x.shape[-1])
     y = jnp.matmul(rows, kernel.astype(x.dtype), precision=product_precision(x.dtype))
     return y.reshape(*x.shape[:-1], kernel.shape[-1])
+
+
+def on_own_rows(x: Float[Array, "B *rest W"]) -> Float[Array, "B *rest W"]:
+    """Keeps each row of the batch on the devices that its tokens are on, its last axis whole; the identity but for that.
+
+    Takes effect under `jax.set_mesh` of a mesh with axes "data" and "fsdp" (dk_jax.models.sharding) that divide B. XLA then
+    gathers the weights that are cut along D; left alone it adds up partial products of all rows instead, and every device
+    attends in all rows.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if not {"data", "fsdp"} <= mesh.shape.keys() or x.shape[0] % (mesh.shape["data"] * mesh.shape["fsdp"]):
+        return x
+    return jax.lax.with_sharding_constraint(x, PartitionSpec(("data", "fsdp"), *(PartitionSpec.UNCONSTRAINED,) * (x.ndim - 2), None))
+
+
+def _rows_whole(table: Float[Array, "V D"]) -> Float[Array, "V D"]:
+    """The table with rows gathered along D, as looking up whole embeddings needs them; see `on_own_rows`."""
+    if "fsdp" not in jax.sharding.get_abstract_mesh().shape:
+        return table
+    return jax.lax.with_sharding_constraint(table, PartitionSpec(PartitionSpec.UNCONSTRAINED, None))
 
 
 def rope_angles(

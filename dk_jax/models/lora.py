@@ -1,7 +1,7 @@
 """What trains: masks for full and LoRA training, and folding LoRA into the weights.
 
-LoRA (Hu et al. 2021, arXiv:2106.09685) sits on all seven projections of every layer; its arrays live in the
-parameter tree beside the kernel they belong to, under "lora_a" and "lora_b".
+LoRA (Hu et al. 2021, arXiv:2106.09685) sits on the projections that `BackboneConfig.lora_targets` names, in every layer; its
+arrays live in the parameter tree beside the kernel they belong to, under "lora_a" and "lora_b".
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from dk_jax.models.backbone import Params, Static, abstract_backbone
+from dk_jax.models.config import PROJECTIONS
 from dk_jax.models.layers import product_precision
 
 
@@ -72,5 +73,5 @@ def merge_lora(static: Static, params: Params) -> tuple[Static, Params]:
             return {"kernel": (node["kernel"].astype(jnp.float32) + update).astype(node["kernel"].dtype)}
         return {name: fold(child) if isinstance(child, dict) else child for name, child in node.items()}
 
-    merged_static, _ = abstract_backbone(dataclasses.replace(cfg, lora_rank=0))
+    merged_static, _ = abstract_backbone(dataclasses.replace(cfg, lora_rank=0, lora_targets=PROJECTIONS))
     return merged_static, fold(params)

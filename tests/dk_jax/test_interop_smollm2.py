@@ -1,19 +1,22 @@
 """GGUF files of the SmolLM2 kind: same logits as transformers, same tokens, and clear refusals.
 
-A miniature file written here stands in for the package, whose own test is skipped where it is not installed.
+A miniature file written here stands in for the package, whose own tests are skipped where it is not installed.
 """
 
+import functools
 import importlib.metadata
 
 import gguf
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from tokenizers import pre_tokenizers
 
-from dk_jax.generation import SamplerConfig, make_sampler
 from dk_jax.interop import smollm2
 from dk_jax.models import abstract_backbone, hidden_states, logits
+from dk_jax.models.backbone import decode_step, prefill, unstack_for_decode
+from dk_jax.models.presets import PRESETS
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -51,7 +54,7 @@ def miniature(tmp_path_factory):
     return model, path
 
 
-def _write(path, model=None, architecture="llama", pre="smollm"):
+def _write(path, model=None, architecture="llama", pre="smollm", vocab=VOCAB, left_out=(), extra=()):
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_vocab_size(len(VOCAB))
     writer.add_embedding_length(64)
@@ -64,12 +67,16 @@ def _write(path, model=None, architecture="llama", pre="smollm"):
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(pre)
-    writer.add_token_list(VOCAB)
-    writer.add_token_types([3] * len(CONTROL) + [1] * (len(VOCAB) - len(CONTROL)))
+    writer.add_token_list(vocab)
+    writer.add_token_types([3] * len(CONTROL) + [1] * (len(vocab) - len(CONTROL)))
     writer.add_token_merges(MERGES)
     names = {theirs: ours for ours, theirs in smollm2._ENDS.items()}
+    for name in extra:
+        writer.add_tensor(name, np.zeros((2, 2), np.float32))
     for name, tensor in (model.state_dict() if model else {}).items():
         array = tensor.numpy()
+        if name in left_out:
+            continue
         if name in names:
             writer.add_tensor(names[name], array)
         elif name.startswith("model.layers."):
@@ -84,10 +91,14 @@ def _write(path, model=None, architecture="llama", pre="smollm"):
     writer.close()
 
 
+@functools.partial(jax.jit, static_argnums=0)
+def _row_logits(static, params, row):
+    hidden = hidden_states(static, params, row[None], jnp.array([len(row)]))
+    return logits(static, params, hidden, jnp.array([0]))[0]
+
+
 def _logits(cfg, params, tokens):
-    static, _ = abstract_backbone(cfg)
-    hidden = hidden_states(static, params, jnp.asarray([tokens]), jnp.asarray([len(tokens)]))
-    return np.asarray(logits(static, params, hidden, jnp.asarray([0])))[0]
+    return np.asarray(_row_logits(abstract_backbone(cfg)[0], params, jnp.asarray(tokens)))
 
 
 def test_logits_equal_those_of_the_model_that_was_written(miniature):
@@ -140,24 +151,102 @@ class TestRefusals:
         with pytest.raises(ValueError, match=message):
             smollm2.load(tmp_path / "other.gguf")
 
-
-def test_the_published_model_answers_in_english():
-    try:
-        smollm2.locate()
-    except FileNotFoundError as error:
-        pytest.skip(str(error))
-    cfg, params, codec = smollm2.load()
-    static, _ = abstract_backbone(cfg)
-    config = SamplerConfig(
-        eos_id=codec.eos_id,
-        max_new_tokens=12,
-        temperature=0.0,
-        batch_buckets=(1,),
-        prompt_buckets=(32,),
-        cache_step=64,
-        max_length_tokens=64,
+    @pytest.mark.parametrize(
+        ("fields", "message"),
+        [
+            ({"vocab": [*VOCAB, "extra"]}, f"has {len(VOCAB) + 1} tokens and the network's table {len(VOCAB)} rows"),
+            ({"left_out": ["model.layers.1.mlp.up_proj.weight"]}, r"layers.1.mlp.up_proj.weight' is missing \(expected shape \(96, 64\)\)"),
+            ({"extra": ["blk.0.ffn_gate_inp.weight"]}, "'blk.0.ffn_gate_inp.weight' is not one of the Llama architecture"),
+            ({"extra": ["rope_freqs.weight"]}, "'rope_freqs.weight' is not one of the Llama architecture"),
+            ({"extra": ["blk.2.ffn_up.weight"]}, r"1 tensors are not understood, e.g. \['model.layers.2.mlp.up_proj.weight'\]"),
+        ],
     )
-    prompt = codec.open_turn("What is the capital of France?", first=True)
-    (sample,) = make_sampler(static, config).sample(params, [prompt], [1], [0])
-    assert codec.decode(sample.tokens) == "The capital of France is Paris."
-    assert sample.stop == "eos"
+    def test_tensors_and_tokens_that_do_not_fit(self, tmp_path, miniature, fields, message, monkeypatch):
+        """Found by the headers: no tensor is dequantised."""
+        monkeypatch.setattr(smollm2, "dequantize", None)
+        _write(tmp_path / "other.gguf", miniature[0], **fields)
+        with pytest.raises(ValueError, match=message):
+            smollm2.load(tmp_path / "other.gguf")
+
+
+PROMPTS = (
+    "The history of the Roman Empire begins with the founding of a small town on the river Tiber",
+    "To multiply two matrices on a graphics processor, each block of threads first loads a tile",
+    "Once upon a time, in a village at the foot of a high mountain, there lived an old clockmaker",
+    "Photosynthesis is the process by which green plants turn light, water and carbon dioxide into",
+    "def quicksort(items):\n    if len(items) <= 1:\n        return items\n    pivot = items[0]\n",
+    "The three laws of motion were written down by Isaac Newton in the seventeenth century, and they",
+    "A good recipe for vegetable soup starts with onions, carrots and celery, which are cut into small",
+    "Dear Sir or Madam, I am writing to you about the order that I placed in your shop last month",
+    "In economics, inflation is a general rise in the prices of goods and services, which means that",
+    "The water cycle describes how water moves between the oceans, the air, and the land, and how it",
+)
+
+
+class TestPublishedModel:
+    """The real SmolLM2-135M-Instruct, against transformers reading the same file."""
+
+    @pytest.fixture(scope="class")
+    def ours(self):
+        try:
+            smollm2.locate()
+        except FileNotFoundError as error:
+            pytest.skip(str(error))
+        return smollm2.load()
+
+    @pytest.fixture(scope="class")
+    def theirs(self, ours):
+        pytest.importorskip("accelerate", reason="transformers reads GGUF files only with accelerate: pip install --no-deps accelerate")
+        path = smollm2.locate()
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # its threads wait actively for each other: one is faster wherever the machine is not idle
+        yield transformers.AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32).eval()
+        torch.set_num_threads(threads)
+
+    def test_it_is_the_preset(self, ours):
+        cfg, preset = ours[0], PRESETS["smollm2-135m"]
+        assert {**vars(cfg), "norm_eps": pytest.approx(preset.norm_eps)} == vars(preset)
+
+    def test_it_answers_in_english(self, ours):
+        cfg, params, codec = ours
+        prompt = codec.open_turn("What is the capital of France?", first=True)
+        tokens = _greedy(abstract_backbone(cfg)[0], params, jnp.asarray([prompt]), 12)[0].tolist()
+        assert codec.decode(tokens[: tokens.index(codec.eos_id)]) == "The capital of France is Paris."
+
+    @pytest.mark.timeout(900)
+    def test_logits_and_greedy_tokens_equal_those_of_transformers(self, ours, theirs):
+        """200 tokens on each of 10 prompts, token by token through the cache; then the logits of all those positions."""
+        cfg, params, codec = ours
+        prompts = np.asarray([codec.encode(text)[:12] for text in PROMPTS])
+        theirs.generation_config.eos_token_id = None  # a turn that ends goes on
+        tokens = torch.tensor(prompts)
+        with torch.no_grad():
+            rows = theirs.generate(tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=200, do_sample=False).numpy()
+            expected = rows[:, 12:]
+            assert len(np.unique(expected)) > 300  # no loop of a few tokens, in which all would agree
+            np.testing.assert_array_equal(_greedy(abstract_backbone(cfg)[0], params, jnp.asarray(prompts), 200), expected)
+            for row in rows:
+                target = theirs(torch.tensor(row[None])).logits[0].numpy()
+                assert np.max(np.abs(target - _logits(cfg, params, row.tolist()))) <= 1e-3
+
+
+@functools.partial(jax.jit, static_argnums=(0, 3))
+def _greedy(static, params, prompts, n):
+    """The most likely n tokens after each prompt, int [B, n]: prefill, then one decode_step a token."""
+    b, t = prompts.shape
+    hidden, (keys, values) = prefill(static, params, prompts, jnp.full(b, t))
+    more = ((0, 0), (0, 0), (0, 0), (0, n + 1))
+    cache = [(jnp.pad(k, more), jnp.pad(v, (*more[:2], more[3], more[2]))) for k, v in zip(keys, values, strict=True)]
+    layered, agents = unstack_for_decode(static, params), jnp.zeros(b, int)
+
+    def best(hidden):
+        return jnp.argmax(logits(static, params, hidden, agents)[:, 0], axis=-1)
+
+    def step(carry, position):
+        tokens, cache = carry
+        visible = jnp.broadcast_to(jnp.arange(t + n + 1) <= position, (b, t + n + 1))
+        hidden, cache = decode_step(static, layered, tokens, jnp.full(b, position), cache, position, visible)
+        return (best(hidden), cache), tokens
+
+    _, tokens = jax.lax.scan(step, (best(hidden[:, -1:]), cache), t + jnp.arange(n))
+    return tokens.T
