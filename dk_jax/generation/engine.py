@@ -60,11 +60,12 @@ class Sample:
 
 @dataclasses.dataclass(eq=False)
 class Conversation:
-    """Tokens of prompts and answers so far, and the row that holds their keys and values, if one does."""
+    """Tokens of prompts and answers so far, and the row (of which engine) that holds their keys and values, if one does."""
 
     tokens: list[int]
     agent: int
     row: int | None = None
+    engine: Engine | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -275,7 +276,7 @@ class Engine:
         """The row that a request gets: its conversation's own, else a free one (one that holds the prompt, if there is one; else one that
         holds none), else that of the conversation longest at rest."""
         conversation = job.request.conversation
-        if conversation is not None and conversation.row is not None:
+        if conversation is not None and conversation.row is not None and conversation.engine is self:
             del self._kept[conversation.row]
             return conversation.row
         free = [row for row in range(self.config.rows) if self._jobs[row] is None and row not in self._kept]
@@ -294,7 +295,7 @@ class Engine:
         pieces, copies = [], []
         for row, job in places.items():
             wanted, conversation = tuple(job.history[:-1]), job.request.conversation
-            goes_on = conversation is not None and conversation.row == row
+            goes_on = conversation is not None and conversation.engine is self and conversation.row == row
             self.counts.refed += conversation is not None and not goes_on
             if goes_on:
                 pieces.append((row, wanted, len(self._held[row])))
@@ -386,7 +387,7 @@ class Engine:
         conversation = None
         if job.request.keep:
             conversation = job.request.conversation or Conversation([], job.request.agent)
-            conversation.tokens, conversation.row = [*job.history, *job.tokens], row
+            conversation.tokens, conversation.row, conversation.engine = [*job.history, *job.tokens], row, self
             if row is not None:
                 self._kept[row] = conversation
         elif job.request.conversation is not None:

@@ -1,7 +1,8 @@
 """Batches of prompts in, samples out, in order: what a step of training asks for.
 
 Rows are shared out to one engine a stream (`dk_jax.generation.engine`), equal prompts together. Engines and their caches are as large as
-the smallest bucket of rows that serves; nothing but compiled programs outlives a call.
+the smallest bucket of rows that serves. Nothing but compiled programs outlives a call, unless it is asked to `keep` its conversations:
+then the engines stay until a call that does not.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
-from dk_jax.generation.engine import Drawing, Engine, Request, Sample, make_programs
+from dk_jax.generation.engine import Conversation, Drawing, Engine, Request, Sample, make_programs
 from dk_jax.generation.kv_cache import Attention
 from dk_jax.generation.sizes import EngineConfig
 from dk_jax.models.backbone import Params, Static
@@ -79,6 +80,7 @@ class Sampler:
     def __init__(self, static: Static, config: SamplerConfig):
         self.config, self._static = config, static
         self._programs = make_programs(static, config.engine(config.batch_buckets[-1]))
+        self._engines: list[Engine] = []
 
     def drawing(self, *, temperature: float, top_p: float = 1.0) -> Sampler:
         """A sampler that draws in this way and is otherwise this one: both use the same compiled programs."""
@@ -99,6 +101,9 @@ class Sampler:
         keys: Sequence[Any],
         max_new_tokens: int | None = None,
         temperature: float | None = None,
+        *,
+        conversations: Sequence[Conversation | None] | None = None,
+        keep: bool = False,
     ) -> list[Sample]:
         """Continues every prompt once; for n samples of a prompt, repeat it with different keys.
 
@@ -109,6 +114,8 @@ class Sampler:
           keys: one a row: an integer seed, a `jax.random.key`, or its uint32[2] key data. A row's draw is a
             function of its key, not of its place.
           max_new_tokens, temperature: override the configuration for this call without recompiling.
+          conversations: those that go on, of an earlier call that kept them; their prompts are what is appended.
+          keep: give every sample a conversation, and keep the caches.
 
         Returns:
           One sample a prompt, in order.
@@ -116,39 +123,63 @@ class Sampler:
         Raises:
           ValueError: for an empty prompt, an unknown agent or token id, or sequences of different lengths.
         """
-        if not len(prompts) == len(agents) == len(keys):
-            raise ValueError(f"sample: {len(prompts)} prompts, {len(agents)} agents, {len(keys)} keys; give one of each a row")
+        ongoing = conversations or [None] * len(prompts)
+        if not len(prompts) == len(agents) == len(keys) == len(ongoing):
+            raise ValueError(
+                f"sample: {len(prompts)} prompts, {len(agents)} agents, {len(keys)} keys, {len(ongoing)} conversations; give one of each a row"
+            )
         most = self.config.max_new_tokens if max_new_tokens is None else max_new_tokens
         drawing = self.config.drawing(temperature)
         requests = [
-            Request(tokens=prompt, agent=int(agent), key=key, max_new_tokens=most, drawing=drawing)
-            for prompt, agent, key in zip(prompts, agents, keys, strict=True)
-        ]
+            Request(
+                tokens=prompt, agent=int(agent), key=key, max_new_tokens=most, drawing=drawing, keep=keep, conversation=conversation
+            )
+            for prompt, agent, key, conversation in zip(prompts, agents, keys, ongoing, strict=True)
+        ]  # fmt: skip
         samples: list[Sample | None] = [None] * len(prompts)
 
-        def run(places: list[int]) -> None:
-            rows = next((size for size in self.config.batch_buckets if size >= len(places)), self.config.batch_buckets[-1])
-            engine = Engine(self._static, self.config.engine(rows), self._programs)
+        def run(engine: Engine, places: list[int]) -> None:
             for place, sample in zip(places, engine.run(params, [requests[i] for i in places]), strict=True):
                 samples[place] = sample
 
-        parts = self._shares(prompts)
         try:
+            parts = self._shares(requests)
             if len(parts) == 1:
-                run(parts[0])
+                run(*parts[0])
             elif parts:
                 with ThreadPoolExecutor(len(parts)) as pool:
-                    list(pool.map(run, parts))
-        finally:
-            self._programs.forget_weights()
+                    list(pool.map(lambda part: run(*part), parts))
+        except BaseException:
+            self._rest()
+            raise
+        if not keep:
+            self._rest()
         return samples
 
-    def _shares(self, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
-        """The rows of each stream, longest prompts first: equal prompts stay together, and go where there are fewest rows yet."""
-        groups: dict[tuple[int, ...], list[int]] = {}
-        for place, prompt in enumerate(prompts):
-            groups.setdefault(tuple(prompt), []).append(place)
-        shares: list[list[int]] = [[] for _ in range(self.config.streams if len(prompts) > self.config.batch_buckets[0] else 1)]
-        for prompt in sorted(groups, key=lambda prompt: (-len(prompt), prompt)):
-            min(shares, key=len).extend(groups[prompt])
-        return [share for share in shares if share]
+    def _rest(self) -> None:
+        """Gives all memory back."""
+        self._engines.clear()
+        self._programs.forget_weights()
+
+    def _shares(self, requests: Sequence[Request]) -> list[tuple[Engine, list[int]]]:
+        """The places of each engine, longest prompts first: conversations go where they are kept, equal prompts stay together and go
+        where there are fewest yet."""
+        groups: dict[tuple, list[int]] = {}
+        shares: list[list[int]] = [[] for _ in self._engines]
+        for place, request in enumerate(requests):
+            kept = request.conversation
+            if kept is not None and kept.row is not None and kept.engine in self._engines:
+                shares[self._engines.index(kept.engine)].append(place)
+            else:
+                history = (*kept.tokens, *request.tokens) if kept else tuple(request.tokens)
+                groups.setdefault(history, []).append(place)
+        if not self._engines:
+            shares = [[] for _ in range(self.config.streams if len(requests) > self.config.batch_buckets[0] else 1)]
+        for history in sorted(groups, key=lambda history: (-len(history), history)):
+            min(shares, key=len).extend(groups[history])
+        if not self._engines:
+            shares = [share for share in shares if share]
+            for share in shares:
+                rows = next((size for size in self.config.batch_buckets if size >= len(share)), self.config.batch_buckets[-1])
+                self._engines.append(Engine(self._static, self.config.engine(rows), self._programs))
+        return [(engine, share) for engine, share in zip(self._engines, shares, strict=True) if share]

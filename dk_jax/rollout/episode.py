@@ -18,6 +18,7 @@ from typing import Any
 
 from dk_jax.agents import policy, selection, summary
 from dk_jax.agents.text import TaskView
+from dk_jax.generation.engine import Conversation
 from dk_jax.generation.sampler import Sampler
 from dk_jax.generation.tokenizer import Codec
 from dk_jax.models.config import AGENTS
@@ -74,17 +75,22 @@ class Speaker:
     codec: Codec
     max_context_tokens: int
     temperature: float | None = None  # the sampler's own, or another one such as 0
+    kept: dict[int, tuple[Trajectory, Conversation]] = dataclasses.field(default_factory=dict, repr=False)
+    """Conversations whose keys and values are kept, by their trajectory's identity."""
 
     def fits(self, prompt: str, max_new: int) -> bool:
         """Whether a first prompt leaves room for `max_new` tokens; prompts that hold what models wrote may not."""
         return len(self.codec.open_turn(prompt, first=True)) + max_new <= self.max_context_tokens
 
-    def speak(self, trajectories: Sequence[Trajectory], prompts: Sequence[str], seeds: Sequence[int], *, max_new: int) -> list[bool]:
-        """Appends prompt and sampled answer to each trajectory, in place.
+    def speak(
+        self, trajectories: Sequence[Trajectory], prompts: Sequence[str], seeds: Sequence[int], *, max_new: int, keep: bool = False
+    ) -> list[bool]:
+        """Appends prompt and sampled answer to each trajectory, in place; `keep` says that they will go on, for which their keys and
+        values are kept until a call without it.
 
         Returns, for each, whether there was room; a trajectory without room for `max_new` more tokens is left as it was.
         """
-        rows, room = [], []
+        rows, room, fed, conversations = [], [], [], []
         for trajectory, prompt in zip(trajectories, prompts, strict=True):
             tokens = self.codec.open_turn(prompt, first=not trajectory.tokens)
             if trajectory.tokens and trajectory.tokens[-1] != self.codec.eos_id:
@@ -97,20 +103,28 @@ class Speaker:
                 )
             room.append(fits)
             if fits:
+                _, conversation = self.kept.get(id(trajectory), (None, None))
+                conversations.append(conversation)
                 trajectory.append_prompt(tokens)
+                fed.append(tokens if conversation else trajectory.tokens)
                 rows.append(trajectory)
         if not rows:
             return room
         kept = [seed for seed, fits in zip(seeds, room, strict=True) if fits]
         samples = self.sampler.sample(
             self.params,
-            [t.tokens for t in rows],
+            fed,
             [AGENTS.index(t.agent) for t in rows],
             kept,
             max_new_tokens=max_new,
             temperature=self.temperature,
+            conversations=conversations,
+            keep=keep,
         )
+        self.kept.clear()
         for trajectory, sample in zip(rows, samples, strict=True):
+            if sample.conversation is not None:
+                self.kept[id(trajectory)] = trajectory, sample.conversation
             trajectory.append_sample(sample.tokens, sample.logp_sample)
             trajectory.turns.append(Turn(text=self.codec.decode(sample.tokens), stop=sample.stop))
         return room
@@ -159,6 +173,7 @@ def policy_turns(
             prompts,
             [seed_of(trajectories[i], turn) for i in alive],
             max_new=config.max_policy_tokens,
+            keep=turn + 1 < turns,
         )
         alive = [i for i, fits in zip(alive, room, strict=True) if fits]
         asked = []

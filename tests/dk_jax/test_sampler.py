@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dk_jax.generation import Engine, SamplerConfig, make_sampler
+from dk_jax.generation import Engine, Request, SamplerConfig, make_sampler
 from dk_jax.generation.choice import Draw, choose_tokens, likely
 from dk_jax.models import BackboneConfig, abstract_backbone, hidden_states, logits, token_log_probs
 
@@ -191,6 +191,25 @@ class TestRowsAreIndependent:
             _assert_same(a, b, exact=False)
 
 
+class TestConversations:
+    @pytest.mark.parametrize("streams", [1, 2])
+    def test_kept_ones_go_on_where_they_are_and_a_call_without_keeping_ends_them(self, streams):
+        static, params = _backbone()
+        sampler = make_sampler(static, dataclasses.replace(SIZES, streams=streams, batch_buckets=(2, 4)))
+        prompts, agents = _prompts([9, 12, 5, 7, 11, 3]), [0, 1, 2, 0, 1, 2]
+        first = sampler.sample(params, prompts, agents, range(6), max_new_tokens=6, keep=True)
+        engines = list(sampler._engines)
+        assert len(engines) == streams and sum(s.conversation.row is not None for s in first) == min(6, 4 * streams)
+        more = _prompts([4] * 6, seed=1)
+        second = sampler.sample(params, more, agents, range(6), max_new_tokens=6, conversations=[s.conversation for s in first])
+        assert sampler._engines == [] and sum(engine.counts.refed for engine in engines) >= (2 if streams == 1 else 0)
+        longer = [p + s.tokens + m for p, s, m in zip(prompts, first, more, strict=True)]
+        for sample, expected in zip(second, _trainer_log_probs(longer, second, agents), strict=True):
+            np.testing.assert_allclose(sample.logp_model, expected, atol=1e-4)
+        again = sampler.sample(params, longer, agents, range(6), max_new_tokens=6)
+        assert [s.tokens for s in again] == [s.tokens for s in second]
+
+
 class TestStopping:
     def test_every_reason_is_reported(self):
         prompts = _prompts([5, 8, 58, 64])
@@ -241,7 +260,9 @@ class TestCompilations:
     )
     def test_two_streams_get_like_numbers_of_rows_and_equal_prompts_stay_together(self, groups, shares):
         prompts = [prompt for prompt, n in zip(_prompts(range(20, 20 - len(groups), -1)), groups, strict=True) for _ in range(n)]
-        found = make_sampler(_backbone()[0], dataclasses.replace(SIZES, streams=2))._shares(prompts)
+        sampler = make_sampler(_backbone()[0], dataclasses.replace(SIZES, streams=2))
+        requests = [Request(tokens=prompt, agent=0, key=0, max_new_tokens=1) for prompt in prompts]
+        found = [share for _, share in sampler._shares(requests)]
         assert [len(share) for share in found] == shares
         assert sorted(place for share in found for place in share) == list(range(len(prompts)))
         assert not any({tuple(prompts[i]) for i in one} & {tuple(prompts[i]) for i in other} for one, other in combinations(found, 2))

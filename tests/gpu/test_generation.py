@@ -1,0 +1,69 @@
+"""Generation on a GPU: every way of attention gives the same, the fastest is found, and bfloat16's log-probs are near the trainer's.
+
+    python -m pytest tests/gpu/test_generation.py        with JAX's CUDA build
+"""
+
+import dataclasses
+import logging
+
+import numpy as np
+import pytest
+
+jax = pytest.importorskip("jax")
+if jax.default_backend() != "gpu":
+    pytest.skip("JAX sees no GPU", allow_module_level=True)
+
+import jax.numpy as jnp  # noqa: E402
+
+from dk_jax.generation import Engine, EngineConfig, Request  # noqa: E402
+from dk_jax.generation.implementation import fastest_attention  # noqa: E402
+from dk_jax.generation.kv_cache import KVCache  # noqa: E402
+from dk_jax.models import BackboneConfig, build_backbone, token_log_probs  # noqa: E402
+
+CFG = BackboneConfig(
+    family="qwen3", vocab_size=4096, d_model=512, n_layers=4, n_heads=8, n_kv_heads=4, head_dim=64, d_ff=1024, head_rank=4,
+    compute_dtype="bfloat16", param_dtype="bfloat16",
+)  # fmt: skip
+SIZES = EngineConfig(eos_id=4096, rows=16, max_length_tokens=1024, chunks=(128, 256), cache_step=0)
+
+
+def prompts(lengths):
+    rng = np.random.default_rng(0)
+    return [rng.integers(0, CFG.vocab_size, n).tolist() for n in lengths]
+
+
+@pytest.mark.parametrize("attention", ["fused", "cudnn"])
+@pytest.mark.parametrize("rows", [1, 5, 64])
+def test_kernels_agree_with_xla(attention, rows):
+    rng = np.random.default_rng(rows)
+    q, k, v = (jnp.asarray(rng.standard_normal((rows, n, 8, 64)), jnp.bfloat16)[:, :, :heads] for n, heads in ((1, 8), (700, 4), (700, 4)))
+    lengths = jnp.asarray(rng.integers(1, 701, rows))
+    plain = KVCache(dataclasses.replace(CFG, compute_dtype="float32", param_dtype="float32"), "heads")
+    wide = tuple(array.astype(jnp.float32).transpose(0, 2, 1, 3) for array in (k, v))
+    expected = plain.attend(q.astype(jnp.float32), wide, lengths - 1)
+    pair = (k, v) if attention == "cudnn" else tuple(array.transpose(0, 2, 1, 3) for array in (k, v))
+    got = jax.jit(KVCache(CFG, attention).attend)(q, pair, lengths - 1)
+    np.testing.assert_allclose(got.astype(jnp.float32), expected, atol=2e-2)
+
+
+@pytest.mark.parametrize("attention", ["fused", "cudnn", "heads", "columns"])
+def test_sampled_log_probs_are_near_the_trainers(attention):
+    static, params = build_backbone(CFG, jax.random.key(0))
+    engine = Engine(static, dataclasses.replace(SIZES, attention=attention))
+    some = [Request(tokens=p, agent=i % 3, key=i, max_new_tokens=64) for i, p in enumerate(prompts([5, 130, 300, 700] * 8))]
+    gaps = []
+    for request, sample in zip(some, engine.run(params, some), strict=True):
+        row = [*request.tokens, *sample.tokens]
+        tokens = jnp.asarray([row + [0] * (1024 - len(row))])
+        table = token_log_probs(static, params, tokens, jnp.asarray([len(row)]), jnp.asarray([request.agent])).log_probs
+        gaps.append(np.abs(np.asarray(table)[0, len(request.tokens) - 1 : len(row) - 1] - sample.logp_model))
+    gaps = np.concatenate(gaps)
+    print(f"{attention}: |gap| median {np.median(gaps):.2g}, 99 % {np.quantile(gaps, 0.99):.2g}, largest {gaps.max():.2g}")
+    assert len(gaps) == 32 * 64 and np.median(gaps) < 0.01 and np.quantile(gaps, 0.99) < 0.1
+
+
+def test_the_fastest_is_measured_and_named(caplog):
+    with caplog.at_level(logging.INFO, "dk_jax.generation.implementation"):
+        chosen = fastest_attention(CFG, SIZES)
+    print(caplog.text)
+    assert chosen in caplog.text and "us" in caplog.text
