@@ -90,7 +90,7 @@ class ScriptedSampler:
     def __init__(self, codec):
         self.codec = codec
 
-    def sample(self, params, prompts, agents, keys, max_new_tokens=None, temperature=None):
+    def sample(self, params, prompts, agents, keys, max_new_tokens=None, temperature=None, *, conversations=None, keep=False):
         digest = hashlib.sha256(repr(temperature).encode())
         for leaf in jax.tree.leaves(params):
             digest.update(np.asarray(leaf).tobytes())
