@@ -298,7 +298,16 @@ PyObject* invoke(R (*function)(A...), const char* name, PyObject* const* argumen
   }
 }
 
-template <typename R, typename... A>
+// Makes the exception being handled a Python error.
+inline void translate_as_pytorch() {
+#ifdef SANDBOX_LEAN
+  sandbox_lean_translate_exception();
+#else
+  torch::translate_exception_to_python(std::current_exception());
+#endif
+}
+
+template <auto translate = translate_as_pytorch, typename R, typename... A>
 PyObject* enter(R (*function)(A...), const char* name, PyObject* const* arguments, Py_ssize_t count) {
   if (count != static_cast<Py_ssize_t>(sizeof...(A))) {
     return PyErr_Format(PyExc_TypeError, "%s(): incompatible function arguments: it takes %zu, %zd were given",
@@ -309,16 +318,100 @@ PyObject* enter(R (*function)(A...), const char* name, PyObject* const* argument
   } catch (const PythonErrorSet&) {
     return nullptr;
   } catch (...) {
-#ifdef SANDBOX_LEAN
-    sandbox_lean_translate_exception();
-#else
-    torch::translate_exception_to_python(std::current_exception());
-#endif
+    translate();
     return nullptr;
   }
 }
 
+#ifdef SANDBOX_LEAN
+// What the body of a PYBIND11_MODULE has in its hands: the part of pybind11's module that binds functions by position, each under a
+// name of its own. Exceptions become Python's as pybind11 makes them. The rest of pybind11 does not compile, and takes the plain road.
+class Module {
+ public:
+  explicit Module(PyObject* module) : module_(module) {}
+
+  // `function`: a function, its address, or a lambda without captures.
+  template <typename F>
+  Module& def(const char* name, const F& function, const char* doc = "") {
+    bind(name, doc, +function);
+    return *this;
+  }
+
+  // To be assigned to.
+  class Doc {
+   public:
+    explicit Doc(PyObject* module) : module_(module) {}
+    void operator=(const char* text) const {
+      if (PyModule_SetDocString(module_, text) < 0) throw PythonErrorSet();
+    }
+
+   private:
+    PyObject* module_;
+  };
+  Doc doc() const { return Doc(module_); }
+
+ private:
+  template <typename R, typename... A>
+  struct Bound {
+    std::string name, doc;
+    R (*function)(A...);
+    PyMethodDef method;
+  };
+  using Call = PyObject* (*)(PyObject* self, PyObject* const* arguments, Py_ssize_t count, PyObject* keywords);
+
+  // A function of the module whose `self` holds what it calls; it lives as long as the process, as a loaded library does.
+  template <typename R, typename... A>
+  void bind(const char* name, const char* doc, R (*function)(A...)) {
+    auto* bound = new Bound<R, A...>{name, doc ? doc : "", function, {}};
+    Call call = [](PyObject* self, PyObject* const* arguments, Py_ssize_t count, PyObject* keywords) -> PyObject* {
+      const auto* of = static_cast<const Bound<R, A...>*>(PyCapsule_GetPointer(self, nullptr));
+      if (keywords && PyTuple_GET_SIZE(keywords)) {
+        return PyErr_Format(PyExc_TypeError, "%s(): incompatible function arguments: they are given by position", of->name.c_str());
+      }
+      return enter<sandbox_lean_translate_as_pybind>(of->function, of->name.c_str(), arguments, count);
+    };
+    bound->method = {bound->name.c_str(), reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(call)),
+                     METH_FASTCALL | METH_KEYWORDS, bound->doc.c_str()};
+    PyObject* self = PyCapsule_New(bound, nullptr, nullptr);
+    PyObject* made = self ? PyCFunction_NewEx(&bound->method, self, nullptr) : nullptr;
+    Py_XDECREF(self);
+    if (!made || PyModule_AddObject(module_, bound->name.c_str(), made) < 0) {
+      Py_XDECREF(made);
+      throw PythonErrorSet();
+    }
+  }
+
+  PyObject* module_;
+};
+
+inline PyObject* made_module(PyModuleDef* definition, void (*body)(Module&)) {
+  PyObject* object = PyModule_Create(definition);
+  if (object == nullptr) return nullptr;
+  try {
+    Module module(object);
+    body(module);
+    return object;
+  } catch (const PythonErrorSet&) {
+  } catch (...) {
+    sandbox_lean_translate_as_pybind();
+  }
+  Py_DECREF(object);
+  return nullptr;
+}
+#endif
+
 }  // namespace sandbox_binding
+
+#ifdef SANDBOX_LEAN
+#define PYBIND11_MODULE(name, variable) SANDBOX_MODULE(name, variable)
+#define SANDBOX_MODULE(name, variable)                                                                       \
+  static void sandbox_body_##name(sandbox_binding::Module&);                                                 \
+  PyMODINIT_FUNC PyInit_##name() {                                                                           \
+    static PyModuleDef definition = {PyModuleDef_HEAD_INIT, #name, nullptr, -1, nullptr, nullptr, nullptr, nullptr, nullptr}; \
+    return sandbox_binding::made_module(&definition, sandbox_body_##name);                                   \
+  }                                                                                                          \
+  static void sandbox_body_##name(sandbox_binding::Module& variable)
+#endif
 
 // One entry of a PyMethodDef table. The last argument may contain commas (template arguments).
 #define SANDBOX_METHOD(name, doc, ...)                                                               \

@@ -29,6 +29,8 @@ _NEEDS_PLAIN = re.compile(
     r"\bpy\s*::|\bpybind11\b|\bPYBIND11_|\btorch::(nn|jit|optim|data|serialize)\b"
     r"|#\s*include\s*[<\"](torch/(?!extension\.h|types\.h|library\.h)|pybind11/)"
 )
+_MODULE = re.compile(r"\bPYBIND11_MODULE\b")
+_DEF = re.compile(r"\bdef\s*\((?:\s*\"(\w+)\"\s*,)?")
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?(?:\*/|\Z)", re.DOTALL)
 BINDING_UNIT, CUDA_UNIT = "sandbox_binding.cpp", "sandbox_cuda.cu"
 CPP_SUFFIXES = (".cpp", ".cc", ".cxx")
@@ -81,6 +83,21 @@ class ExtensionRequest:
     def needs_plain_road(self) -> bool:
         """Whether the sources ask by name for what only PyTorch's own headers and pybind11 give."""
         return not self.torch_errors or bool(_NEEDS_PLAIN.search(self.text))
+
+    @property
+    def has_simple_module(self) -> bool:
+        """Whether all that the sources ask for by name is a PYBIND11_MODULE that binds functions, each under a literal of its own: so
+        that none of them is another one's overload."""
+        names = _DEF.findall(self.text)
+        simple = bool(names) and all(names) and len(set(names)) == len(names) and self.torch_errors
+        text, modules = _MODULE.subn(" ", self.text)
+        return simple and modules == 1 and not _NEEDS_PLAIN.search(text)
+
+    @property
+    def binds_in_cuda(self) -> bool:
+        """Whether a PYBIND11_MODULE is in the CUDA sources."""
+        sources = (*self.cuda, *(text for name, text in self.files if name.endswith(CUDA_SUFFIXES)))
+        return any(_MODULE.search(text) for text in sources)
 
     def key(self, *identity: str) -> str:
         """The content address: what the compiler sees, with `identity` of the tools; not the name, unless it

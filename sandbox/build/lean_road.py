@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sandbox.build.artifacts import ArtifactStore, published_whole
-from sandbox.build.extension import ExtensionRequest
+from sandbox.build.extension import BINDING_UNIT, ExtensionRequest
 from sandbox.build.headers import BASE_FLAGS, PREPARE_S, Headers
 from sandbox.build.locks import build_lock
 from sandbox.build.toolchain import Cuda, Toolchain
@@ -39,12 +39,15 @@ STANDS_FOR = (
     "c10/cuda/CUDAFunctions.h", "ATen/cuda/CUDAEvent.h",
 )  # fmt: skip
 """PyTorch's headers in whose place ours stands."""
-BINDS = """#ifndef __CUDACC__
+BINDS = """#if !defined(__CUDACC__) || defined(SANDBOX_LEAN_BINDS)
 #include <torch/sandbox_binding.h>
 #endif
 """
 """Before the source, or a brace that it leaves open would be said of every header that the binding needs."""
-_LIBRARY = re.compile(r"sandbox_lean|\b(torch|at|c10|caffe2|aten)\b|\bTensor|\b(AT|TORCH|C10|CAFFE|CUDA)_[A-Z_]+|No such file|cannot open source")
+_LIBRARY = re.compile(
+    r"sandbox_lean|sandbox_binding::|\b(torch|at(?! (?:line|end)\b)|c10|caffe2|aten)\b|\bTensor|\b(AT|TORCH|C10|CAFFE|CUDA)_[A-Z_]+"
+    r"|No such file|cannot open source"
+)
 _LIGHT = frozenset(
     "abs acos array asin atan atan2 cbrt ceil conditional_t copysign cos cosh decay_t declval enable_if_t erf erfc exp exp2 expm1 fabs "
     "false_type floor fma fmax fmin fmod forward get hypot initializer_list int16_t int32_t int64_t int8_t integral_constant invoke_result_t "
@@ -61,6 +64,11 @@ _NO_MEMBER = re.compile(
     r"|['\u2018](\w+)['\u2019] is not a member of ['\u2018](?:torch|at|c10)['\u2019]"
     r"|['\u2018](?:class |struct )?sandbox_lean::\w+['\u2019] has no member named ['\u2018](\w+)['\u2019]"
 )
+_TWICE = re.compile(r"redefinition of .PyObject\* PyInit_|multiple definition of .PyInit_")
+_HOST_ERROR = re.compile(r"^[^\s:(]+:\d+:\d+: (?:fatal )?error: .*", re.MULTILINE)
+_UNDECLARED = re.compile(rf"{re.escape(BINDING_UNIT)}:\d+:\d+: error: ['\u2018](\w+)['\u2019] was not declared in this scope")
+DISPATCH_OF_TYPE = "dispatch macros take x.scalar_type(), not x.type()"
+"""Of the header's words for it (`lean/dispatch.h`)."""
 _INCLUDES = re.compile(r"#\s*include\s*[<\"]((?:torch|ATen|c10|caffe2)/[^>\"]+)")
 _USING = re.compile(r"using\s+namespace\s+(::)?\s*(torch|at|c10)\b")
 _ERROR = re.compile(r"\berror\b|undefined reference|undefined symbol")
@@ -102,8 +110,9 @@ class LeanRoad:
         return ArtifactStore.key(*(path.read_text() for path in sorted(SOURCES.iterdir()) if path.suffix in (".h", ".cpp")))
 
     def takes(self, request: ExtensionRequest) -> bool:
-        """Whether the road may be tried: functions are to be bound, and nothing is asked for by name that it has not."""
-        return bool(request.functions) and not request.files and not request.needs_plain_road
+        """Whether the road may be tried: there are functions to be bound, and nothing is asked for by name that it has not."""
+        by_us = bool(request.functions) and not request.needs_plain_road
+        return by_us or (request.python_module and request.has_simple_module)
 
     def prepare(self, cuda: Cuda | None, zygote: Zygote) -> Lean | None:
         """The directory, made at the first call; None where the support library does not compile (another PyTorch), with the reason
@@ -170,6 +179,17 @@ def may_differ(request: ExtensionRequest, log: str) -> bool:
     has a part."""
     errors = [line for line in log.splitlines() if _ERROR.search(line)]
     return not errors or bool(_USING.search(request.text)) or any(_LIBRARY.search(line) for line in errors)
+
+
+def hopeless(request: ExtensionRequest, log: str) -> bool:
+    """Whether every road ends in one of the errors: there are two modules of one name, a dispatch macro is given x.type(), or, where the
+    host's sources are fine otherwise, a function that is to be bound is not declared in them."""
+    if _TWICE.search(log) or DISPATCH_OF_TYPE in log:
+        return True
+    names = {name for name, _ in request.functions or ()}
+    errors = _HOST_ERROR.findall(log)
+    unbound = [match for error in errors if (match := _UNDECLARED.match(error)) and match.group(1) in names]
+    return bool(unbound) and len(unbound) == len(errors) and not re.search(r"\busing\s+namespace\b", request.text)
 
 
 def missing_members(request: ExtensionRequest, log: str) -> set[str]:

@@ -4,9 +4,10 @@
     fast   PyTorch's tensors, precompiled, and the binding of our own (`headers`, `binding.h`): about 4 s
     plain  PyTorch's whole header and pybind11, as `load_inline` itself would build: about 35 s
 
-A source that asks for pybind11 or the C++ frontend by name takes the plain road at once. One that a road does not compile is
-tried on the next one, unless that would tell the compiler nothing new: the errors lie in the candidate's own lines, and
-neither they nor its macros name what only the larger header declares. So all roads give one verdict.
+A source that asks for pybind11 or the C++ frontend by name takes the plain road at once, but for a PYBIND11_MODULE that only binds
+functions: the lean road has that too. One that a road does not compile is tried on the next one, unless that would tell the compiler
+nothing new: the errors lie in the candidate's own lines, and neither they nor its macros name what only the larger header declares, or
+one of them is an error on every road. So all roads give one verdict.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from sandbox.build.cpp import disk_full
 from sandbox.build.cuda import compile_command, host_flags, kernels_in, link_flags, refusal
 from sandbox.build.extension import CUDA_SUFFIXES, ExtensionRequest
 from sandbox.build.headers import BASE_FLAGS, Headers
-from sandbox.build.lean_road import LeanRoad, in_pytorchs_words, is_light, may_differ, missing_members
+from sandbox.build.lean_road import LeanRoad, hopeless, in_pytorchs_words, is_light, may_differ, missing_members
 from sandbox.build.locks import build_lock
 from sandbox.build.logs import first_errors
 from sandbox.build.toolchain import Cuda, find_cuda, find_toolchain
@@ -237,9 +238,10 @@ class ExtensionBuilder:
 
     def _roads(self, request: ExtensionRequest) -> list[Road]:
         """Those to be tried, the last one in any case able to build what can be built."""
-        if request.needs_plain_road or not self._toolchain.fast_binding:
+        if not self._toolchain.fast_binding:
             return ["plain"]
-        return [road for road in self._allowed if road != "lean" or self._lean_road.takes(request)]
+        without = {road for road, has in (("lean", self._lean_road.takes(request)), ("fast", not request.needs_plain_road)) if not has}
+        return [road for road in self._allowed if road not in without]
 
     def _attempts(self, request: ExtensionRequest) -> list[tuple[Road, bool]]:
         """The roads, each with whether its light form is meant; the lean one's light form comes before its whole one."""
@@ -252,7 +254,8 @@ class ExtensionBuilder:
             lean = self._lean_road.prepare(cuda, self._zygote)
             if lean is None:
                 return None
-            flags = ("-DSANDBOX_LEAN", *(["-DSANDBOX_LEAN_CUDA"] if cuda else []), *(["-DSANDBOX_LEAN_LIGHT"] if light else []))
+            said = {"LEAN_CUDA": cuda, "LEAN_LIGHT": light, "LEAN_BINDS": request.binds_in_cuda}
+            flags = ("-DSANDBOX_LEAN", *(f"-DSANDBOX_{name}" for name, is_so in said.items() if is_so))
             return Way(fast=True, include=lean.include, objects=lean.objects, flags=flags, readable=(lean.include.parent,))
         if road == "fast":
             include = self._headers.lean(request.cflags, self._zygote)
@@ -264,6 +267,8 @@ class ExtensionBuilder:
         PyTorch's headers bring along of others' is used without a word."""
         if road != "lean":
             return self._plain_may_differ(request, log)
+        if hopeless(request, log):
+            return False
         missing = missing_members(request, log)
         return self._headers.mentioned(missing, self._zygote) if missing else light or may_differ(request, log)
 

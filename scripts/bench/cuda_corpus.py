@@ -15,10 +15,9 @@ import json
 import os
 import statistics
 import time
-from collections import Counter
 from pathlib import Path
 
-from serving import awaited, private_server, provenance
+from serving import awaited, builds_of, by_road, private_server, provenance
 
 from sandbox.build.roads import ROADS_VARIABLE
 from sandbox.client import SandboxClient
@@ -63,8 +62,7 @@ def row(case: CorpusCase, result: EvaluationResult) -> dict:
         "case": case.name,
         "meant": case.meant,
         "outcome": result.outcome,
-        "roads": [build.road for build in result.builds],
-        "build_s": [round(build.seconds, 2) for build in result.builds],
+        **builds_of(result),
         "stage_s": result.stage_s,
         "speedup": result.timing and round(result.timing.speedup, 3),
         "noisy": result.timing and result.timing.noisy,
@@ -107,8 +105,6 @@ def main() -> None:
             rows.append(row(case, result))
             print(f"{case.name}: {result.outcome} by {rows[-1]['roads']}, {time.monotonic() - start:.1f} s after the start", flush=True)
         together_s = time.monotonic() - start
-    roads = Counter(road or "none" for entry in rows for road in entry["roads"])
-    built = sum(count for road, count in roads.items() if road != "none")
     wrong = [entry for entry in rows if entry["outcome"] != entry["meant"]]
     report = {
         **provenance(),
@@ -120,8 +116,7 @@ def main() -> None:
             "cases": len(together), "workers": arguments.workers, "seconds": round(together_s, 2),
             "per_s": round(len(together) / together_s, 3),
         },
-        "extensions_by_road": dict(roads),
-        "share_by_road": {road: round(count / built, 4) for road, count in roads.items() if road != "none"},
+        **by_road(rows),
         "not_as_meant": [entry["case"] for entry in wrong],
         "rows": rows,
     }  # fmt: skip

@@ -12,7 +12,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,8 +41,10 @@ class Server:
 
 
 @contextlib.contextmanager
-def private_server(device: str, workers: int, arguments: Sequence[str] = ()) -> Iterator[Server]:
-    """A server of its own with an empty cache and a temporary directory of its own.
+def private_server(
+    device: str, workers: int, arguments: Sequence[str] = (), environment: Mapping[str, str] | None = None
+) -> Iterator[Server]:
+    """A server of its own with an empty cache and a temporary directory of its own. `environment`: variables that it gets besides.
 
     Raises:
       SystemExit: it does not answer within two minutes; its log goes with it.
@@ -53,7 +56,7 @@ def private_server(device: str, workers: int, arguments: Sequence[str] = ()) -> 
         with open(log, "w") as output:
             process = subprocess.Popen(
                 [*command, "--workers", str(workers), "--cache", f"{directory}/cache", *arguments],
-                cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, env={**os.environ, "TMPDIR": str(scratch)},
+                cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, env={**os.environ, **(environment or {}), "TMPDIR": str(scratch)},
             )  # fmt: skip
         client, deadline = SandboxClient(socket, timeout_s=60, retry_for_s=120), time.monotonic() + START_S
         try:
@@ -84,6 +87,23 @@ def awaited(client: SandboxClient, ids: Sequence[str]) -> list[EvaluationResult]
             result = client.result(evaluation_id)
         found.append(result)
     return found
+
+
+def builds_of(result: EvaluationResult) -> dict[str, Any]:
+    """The road of each of a candidate's extensions, None for one that did not build, and the seconds that it waited for it."""
+    return {"roads": [build.road for build in result.builds], "build_s": [round(build.seconds, 2) for build in result.builds]}
+
+
+def by_road(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """How many extensions were built by each road ("none": did not build), and each road's share of those that were built.
+
+    Args:
+      rows: with `builds_of` their results.
+    """
+    counts = Counter(road or "none" for row in rows for road in row["roads"])
+    built = sum(count for road, count in counts.items() if road != "none")
+    shares = {road: round(count / built, 4) for road, count in counts.items() if road != "none"}
+    return {"extensions_by_road": dict(counts), "share_by_road": shares}
 
 
 def provenance() -> dict[str, Any]:

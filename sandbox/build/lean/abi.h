@@ -15,6 +15,14 @@ struct SandboxLeanOptions {
   int8_t device_index = -1;
   int8_t requires_grad = 0;
   int8_t pinned = 0;
+  int8_t memory_format = -1;  // of MemoryFormat; -1: not said
+};
+
+// A number that may be missing (`kind` 0), of floating point (1), whole (2) or a truth value (3).
+struct SandboxLeanScalar {
+  double number = 0;
+  int64_t integer = 0;
+  int8_t kind = 0;
 };
 
 void sandbox_lean_retain(void* tensor);
@@ -30,7 +38,8 @@ int64_t sandbox_lean_numel(void* tensor);
 int64_t sandbox_lean_storage_offset(void* tensor);
 int8_t sandbox_lean_dtype(void* tensor);
 int8_t sandbox_lean_device(void* tensor, int8_t* index);
-bool sandbox_lean_is_contiguous(void* tensor);
+bool sandbox_lean_is_contiguous(void* tensor, int8_t memory_format);
+void* sandbox_lean_contiguous(void* tensor, int8_t memory_format);
 bool sandbox_lean_requires_grad(void* tensor);
 double sandbox_lean_item(void* tensor);
 int64_t sandbox_lean_integer_item(void* tensor);
@@ -47,10 +56,11 @@ void* sandbox_lean_narrow(void* tensor, int64_t dim, int64_t start, int64_t leng
 void* sandbox_lean_slice(void* tensor, int64_t dim, int64_t start, int64_t end, int64_t step);
 void* sandbox_lean_cat(void* const* tensors, int64_t count, int64_t dim, bool stack);
 void* sandbox_lean_addmm(void* bias, void* left, void* right);
+void* sandbox_lean_clamp(void* tensor, SandboxLeanScalar least, SandboxLeanScalar most, bool in_place);
 
 #define SANDBOX_LEAN_DECLARE_UNARY(name) void* sandbox_lean_##name##_u(void* tensor);
 #define SANDBOX_LEAN_DECLARE_BINARY(name) void* sandbox_lean_##name##_b(void* tensor, void* other);
-#define SANDBOX_LEAN_DECLARE_SCALAR(name) void* sandbox_lean_##name##_s(void* tensor, double value);
+#define SANDBOX_LEAN_DECLARE_SCALAR(name) void* sandbox_lean_##name##_s(void* tensor, SandboxLeanScalar value);
 #define SANDBOX_LEAN_DECLARE_DIM(name) void* sandbox_lean_##name##_d(void* tensor, int64_t dim);
 #define SANDBOX_LEAN_DECLARE_TWO_DIMS(name) void* sandbox_lean_##name##_dd(void* tensor, int64_t first, int64_t second);
 #define SANDBOX_LEAN_DECLARE_LIST(name) void* sandbox_lean_##name##_l(void* tensor, const int64_t* sizes, int64_t count);
@@ -76,6 +86,7 @@ bool sandbox_lean_is_tensor(void* object);  // may set a Python error, which the
 void* sandbox_lean_from_python(void* object);
 void* sandbox_lean_to_python(void* tensor);
 void sandbox_lean_translate_exception();  // of the exception being handled, to a Python error
+void sandbox_lean_translate_as_pybind();  // likewise, with pybind11's choices for the standard library's
 
 // In support_cuda.cpp.
 void* sandbox_lean_current_stream(int8_t device);

@@ -44,7 +44,7 @@ enum class ScalarType : int8_t {
 };
 enum class DeviceType : int8_t { CPU = 0, CUDA = 1 };
 enum class Layout : int8_t { Strided = 0 };
-enum class MemoryFormat : int8_t { Contiguous = 0 };
+enum class MemoryFormat : int8_t { Contiguous = 0, Preserve = 1, ChannelsLast = 2, ChannelsLast3d = 3 };
 
 #ifdef SANDBOX_LEAN_LIGHT
 #define SANDBOX_LEAN_SHORT_FLOATS(X)
@@ -226,7 +226,9 @@ class TensorOptions {
   TensorOptions device(DeviceType type, DeviceIndex index) const { return device(Device(type, index)); }
   TensorOptions device_index(DeviceIndex index) const { return device(Device(kCUDA, index)); }
   TensorOptions layout(Layout) const { return *this; }
-  TensorOptions memory_format(MemoryFormat) const { return *this; }
+  TensorOptions memory_format(MemoryFormat format) const {
+    return with([&](auto& s) { s.memory_format = static_cast<int8_t>(format); });
+  }
   TensorOptions requires_grad(bool wanted) const { return with([&](auto& s) { s.requires_grad = wanted; }); }
   TensorOptions pinned_memory(bool wanted) const { return with([&](auto& s) { s.pinned = wanted; }); }
   TypeMeta dtype() const { return said.dtype < 0 ? kFloat : static_cast<ScalarType>(said.dtype); }
@@ -248,11 +250,39 @@ inline TensorOptions dtype(TypeMeta meta) { return TensorOptions(meta); }
 inline TensorOptions device(Device on) { return TensorOptions(on); }
 inline TensorOptions requires_grad(bool wanted = true) { return TensorOptions().requires_grad(wanted); }
 
+// What x.type() says of a tensor. PyTorch's dispatch macros no longer take it (dispatch.h).
+class DeprecatedTypeProperties {
+ public:
+  DeprecatedTypeProperties(ScalarType type, DeviceType on) : type_(type), on_(on) {}
+  ScalarType scalarType() const { return type_; }
+  TypeMeta typeMeta() const { return type_; }
+  DeviceType device_type() const { return on_; }
+  Layout layout() const { return kStrided; }
+  bool is_cuda() const { return on_ == kCUDA; }
+  bool is_sparse() const { return false; }
+  TensorOptions options(int16_t device_index = -1) const {
+    return TensorOptions(type_).device(on_, static_cast<DeviceIndex>(device_index));
+  }
+  operator TensorOptions() const { return options(); }
+  friend bool operator==(const DeprecatedTypeProperties& a, const DeprecatedTypeProperties& b) {
+    return a.type_ == b.type_ && a.on_ == b.on_;
+  }
+  friend bool operator!=(const DeprecatedTypeProperties& a, const DeprecatedTypeProperties& b) { return !(a == b); }
+
+ private:
+  ScalarType type_;
+  DeviceType on_;
+};
+
 // A number of either kind.
 class Scalar {
  public:
   template <typename T, typename = std::enable_if_t<std::is_arithmetic_v<T>>>
-  Scalar(T value) : number_(static_cast<double>(value)), integer_(static_cast<int64_t>(value)), integral_(std::is_integral_v<T>) {}
+  Scalar(T value)
+      : number_(static_cast<double>(value)),
+        integer_(static_cast<int64_t>(value)),
+        integral_(std::is_integral_v<T>),
+        boolean_(std::is_same_v<T, bool>) {}
   template <typename T>
   T to() const { return integral_ ? static_cast<T>(integer_) : static_cast<T>(number_); }
   double toDouble() const { return to<double>(); }
@@ -261,11 +291,14 @@ class Scalar {
   int toInt() const { return to<int>(); }
   bool toBool() const { return to<bool>(); }
   bool isIntegral() const { return integral_; }
+  bool isBoolean() const { return boolean_; }
+  SandboxLeanScalar said() const { return {number_, integer_, static_cast<int8_t>(boolean_ ? 3 : integral_ ? 2 : 1)}; }
+  static SandboxLeanScalar said(const optional<Scalar>& value) { return value ? value->said() : SandboxLeanScalar(); }
 
  private:
   double number_;
   int64_t integer_;
-  bool integral_;
+  bool integral_, boolean_;
 };
 
 #ifdef SANDBOX_LEAN_LIGHT

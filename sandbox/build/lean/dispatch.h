@@ -6,6 +6,11 @@
 namespace sandbox_lean {
 inline ScalarType scalar_type(ScalarType type) { return type; }
 inline ScalarType scalar_type(TypeMeta meta) { return meta.toScalarType(); }
+template <typename T, typename = std::enable_if_t<std::is_same_v<T, DeprecatedTypeProperties>>>
+ScalarType scalar_type(const T& type) {
+  static_assert(sizeof(T) == 0, "PyTorch's dispatch macros take x.scalar_type(), not x.type()");
+  return type.scalarType();
+}
 
 // What a kernel computes in (opmath_type) and adds up in (acc_type; the second argument: on a GPU) for elements of a type.
 template <typename T>

@@ -8,6 +8,9 @@
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/grad_mode.h>
 
+#include <new>
+#include <stdexcept>
+
 #include "abi.h"
 
 extern PyObject* THPVariableClass;
@@ -22,6 +25,8 @@ static_assert(sizeof(at::Tensor) == sizeof(void*));
 static_assert(int(at::ScalarType::Byte) == 0 && int(at::ScalarType::Long) == 4 && int(at::ScalarType::Half) == 5);
 static_assert(int(at::ScalarType::Float) == 6 && int(at::ScalarType::Double) == 7 && int(at::ScalarType::Bool) == 11);
 static_assert(int(at::ScalarType::BFloat16) == 15);
+static_assert(int(at::MemoryFormat::Contiguous) == 0 && int(at::MemoryFormat::Preserve) == 1);
+static_assert(int(at::MemoryFormat::ChannelsLast) == 2 && int(at::MemoryFormat::ChannelsLast3d) == 3);
 static_assert(int(at::DeviceType::CPU) == 0 && int(at::DeviceType::CUDA) == 1);
 
 // Layout of torch.Tensor up to its payload, which toolchain.py compares with PyTorch's own declaration.
@@ -43,7 +48,15 @@ at::TensorOptions options_of(const SandboxLeanOptions& said) {
   if (said.device_type >= 0) options = options.device(at::Device(static_cast<at::DeviceType>(said.device_type), said.device_index));
   if (said.requires_grad) options = options.requires_grad(true);
   if (said.pinned) options = options.pinned_memory(true);
+  if (said.memory_format >= 0) options = options.memory_format(static_cast<at::MemoryFormat>(said.memory_format));
   return options;
+}
+
+at::Scalar number(const SandboxLeanScalar& said) {
+  return said.kind == 3 ? at::Scalar(said.integer != 0) : said.kind == 2 ? at::Scalar(said.integer) : at::Scalar(said.number);
+}
+std::optional<at::Scalar> number_if(const SandboxLeanScalar& said) {
+  return said.kind ? std::optional<at::Scalar>(number(said)) : std::nullopt;
 }
 
 }  // namespace
@@ -77,7 +90,12 @@ int8_t sandbox_lean_device(void* tensor, int8_t* index) {
   *index = device.index();
   return static_cast<int8_t>(device.type());
 }
-bool sandbox_lean_is_contiguous(void* tensor) { return as(tensor).is_contiguous(); }
+bool sandbox_lean_is_contiguous(void* tensor, int8_t memory_format) {
+  return as(tensor).is_contiguous(static_cast<at::MemoryFormat>(memory_format));
+}
+void* sandbox_lean_contiguous(void* tensor, int8_t memory_format) {
+  return give(as(tensor).contiguous(static_cast<at::MemoryFormat>(memory_format)));
+}
 bool sandbox_lean_requires_grad(void* tensor) { return as(tensor).requires_grad(); }
 double sandbox_lean_item(void* tensor) { return as(tensor).item().toDouble(); }
 int64_t sandbox_lean_integer_item(void* tensor) { return as(tensor).item().toLong(); }
@@ -116,12 +134,17 @@ void* sandbox_lean_cat(void* const* tensors, int64_t count, int64_t dim, bool st
 }
 void* sandbox_lean_addmm(void* bias, void* left, void* right) { return give(at::addmm(as(bias), as(left), as(right))); }
 
+void* sandbox_lean_clamp(void* tensor, SandboxLeanScalar least, SandboxLeanScalar most, bool in_place) {
+  const auto from = number_if(least), to = number_if(most);
+  return give(in_place ? at::clamp_(const_cast<at::Tensor&>(as(tensor)), from, to) : at::clamp(as(tensor), from, to));
+}
+
 #define SANDBOX_LEAN_DEFINE_UNARY(name) \
   void* sandbox_lean_##name##_u(void* tensor) { return give(as(tensor).name()); }
 #define SANDBOX_LEAN_DEFINE_BINARY(name) \
   void* sandbox_lean_##name##_b(void* tensor, void* other) { return give(as(tensor).name(as(other))); }
 #define SANDBOX_LEAN_DEFINE_SCALAR(name) \
-  void* sandbox_lean_##name##_s(void* tensor, double value) { return give(as(tensor).name(number(tensor, value))); }
+  void* sandbox_lean_##name##_s(void* tensor, SandboxLeanScalar value) { return give(as(tensor).name(number(value))); }
 #define SANDBOX_LEAN_DEFINE_DIM(name) \
   void* sandbox_lean_##name##_d(void* tensor, int64_t dim) { return give(as(tensor).name(dim)); }
 #define SANDBOX_LEAN_DEFINE_TWO_DIMS(name) \
@@ -129,11 +152,6 @@ void* sandbox_lean_addmm(void* bias, void* left, void* right) { return give(at::
 #define SANDBOX_LEAN_DEFINE_LIST(name) \
   void* sandbox_lean_##name##_l(void* tensor, const int64_t* sizes, int64_t count) { return give(as(tensor).name(list(sizes, count))); }
 
-// A whole number stays one beside integers, so that these keep their type.
-static at::Scalar number(void* tensor, double value) {
-  const bool whole = !as(tensor).is_floating_point() && value == static_cast<double>(static_cast<int64_t>(value));
-  return whole ? at::Scalar(static_cast<int64_t>(value)) : at::Scalar(value);
-}
 SANDBOX_LEAN_UNARY(SANDBOX_LEAN_DEFINE_UNARY)
 SANDBOX_LEAN_UNARY_METHODS(SANDBOX_LEAN_DEFINE_UNARY)
 SANDBOX_LEAN_BINARY(SANDBOX_LEAN_DEFINE_BINARY)
@@ -170,4 +188,30 @@ void* sandbox_lean_to_python(void* tensor) {
   return THPVariable_Wrap(as(tensor));
 }
 void sandbox_lean_translate_exception() { torch::translate_exception_to_python(std::current_exception()); }
+void sandbox_lean_translate_as_pybind() {
+  const auto set = [](PyObject* type, const std::exception& error) { PyErr_SetString(type, error.what()); };
+  try {
+    throw;
+  } catch (const c10::Error&) {
+    sandbox_lean_translate_exception();
+  } catch (const std::bad_alloc& error) {
+    set(PyExc_MemoryError, error);
+  } catch (const std::domain_error& error) {
+    set(PyExc_ValueError, error);
+  } catch (const std::invalid_argument& error) {
+    set(PyExc_ValueError, error);
+  } catch (const std::length_error& error) {
+    set(PyExc_ValueError, error);
+  } catch (const std::out_of_range& error) {
+    set(PyExc_IndexError, error);
+  } catch (const std::range_error& error) {
+    set(PyExc_ValueError, error);
+  } catch (const std::overflow_error& error) {
+    set(PyExc_OverflowError, error);
+  } catch (const std::exception& error) {
+    set(PyExc_RuntimeError, error);
+  } catch (...) {
+    PyErr_SetString(PyExc_RuntimeError, "Caught an unknown exception!");
+  }
+}
 }

@@ -77,7 +77,13 @@ class Tensor {
   bool is_cuda() const { return device().is_cuda(); }
   bool is_cpu() const { return device().is_cpu(); }
   Layout layout() const { return kStrided; }
-  bool is_contiguous(MemoryFormat = MemoryFormat::Contiguous) const { return sandbox_lean_is_contiguous(checked()); }
+  bool is_contiguous(MemoryFormat format = MemoryFormat::Contiguous) const {
+    return sandbox_lean_is_contiguous(checked(), static_cast<int8_t>(format));
+  }
+  Tensor contiguous(MemoryFormat format = MemoryFormat::Contiguous) const {
+    return of(sandbox_lean_contiguous(checked(), static_cast<int8_t>(format)));
+  }
+  DeprecatedTypeProperties type() const { return {scalar_type(), device().type()}; }
   bool requires_grad() const { return sandbox_lean_requires_grad(checked()); }
   TensorOptions options() const { return TensorOptions(scalar_type()).device(device()); }
 
@@ -89,6 +95,8 @@ class Tensor {
     using Element = std::remove_const_t<T>;
     return static_cast<T*>(sandbox_lean_typed_data(checked(), static_cast<int8_t>(ScalarTypeOf<Element>::value)));
   }
+  template <typename T>
+  T* data() const { return data_ptr<T>(); }
   template <typename T>
   T* mutable_data_ptr() const { return data_ptr<T>(); }
   template <typename T>
@@ -136,6 +144,12 @@ class Tensor {
     return of(sandbox_lean_slice(checked(), dim, start.value_or(0), end.value_or(INT64_MAX), step));
   }
   Tensor operator[](int64_t index) const { return select(0, index); }
+  Tensor clamp(optional<Scalar> least = nullopt, optional<Scalar> most = nullopt) const {
+    return of(sandbox_lean_clamp(checked(), Scalar::said(least), Scalar::said(most), false));
+  }
+  Tensor clamp_(optional<Scalar> least = nullopt, optional<Scalar> most = nullopt) const {
+    return of(sandbox_lean_clamp(checked(), Scalar::said(least), Scalar::said(most), true));
+  }
   Tensor sum(IntArrayRef dims, bool keepdim = false) const {
     return of(sandbox_lean_sum_to(checked(), dims.data(), static_cast<int64_t>(dims.size()), keepdim));
   }
@@ -148,7 +162,7 @@ class Tensor {
 #define SANDBOX_LEAN_BINARY_METHOD(name) \
   Tensor name(const Tensor& other) const { return of(sandbox_lean_##name##_b(checked(), other.checked())); }
 #define SANDBOX_LEAN_SCALAR_METHOD(name) \
-  Tensor name(Scalar value) const { return of(sandbox_lean_##name##_s(checked(), value.toDouble())); }
+  Tensor name(Scalar value) const { return of(sandbox_lean_##name##_s(checked(), value.said())); }
 #define SANDBOX_LEAN_DIM_METHOD(name) \
   Tensor name(int64_t dim) const { return of(sandbox_lean_##name##_d(checked(), dim)); }
 #define SANDBOX_LEAN_TWO_DIMS_METHOD(name) \
@@ -195,6 +209,9 @@ SANDBOX_LEAN_DIM(SANDBOX_LEAN_DIM_FUNCTION)
 SANDBOX_LEAN_TWO_DIMS(SANDBOX_LEAN_TWO_DIMS_FUNCTION)
 inline Tensor reshape(const Tensor& self, IntArrayRef sizes) { return self.reshape(sizes); }
 inline Tensor permute(const Tensor& self, IntArrayRef dims) { return self.permute(dims); }
+inline Tensor flip(const Tensor& self, IntArrayRef dims) { return self.flip(dims); }
+inline Tensor clamp(const Tensor& self, optional<Scalar> least, optional<Scalar> most = nullopt) { return self.clamp(least, most); }
+inline Tensor clamp_(const Tensor& self, optional<Scalar> least, optional<Scalar> most = nullopt) { return self.clamp_(least, most); }
 inline Tensor sum(const Tensor& self, IntArrayRef dims, bool keepdim = false) { return self.sum(dims, keepdim); }
 inline Tensor mean(const Tensor& self, IntArrayRef dims, bool keepdim = false) { return self.mean(dims, keepdim); }
 
@@ -224,7 +241,7 @@ inline Tensor empty(IntArrayRef sizes, TensorOptions options = {}) {
   return Tensor::of(sandbox_lean_empty(sizes.data(), static_cast<int64_t>(sizes.size()), options.said));
 }
 inline Tensor full(IntArrayRef sizes, Scalar value, TensorOptions options = {}) {
-  if (options.said.dtype < 0) options = options.dtype(value.isIntegral() ? kLong : kFloat);
+  if (options.said.dtype < 0) options = options.dtype(value.isBoolean() ? kBool : value.isIntegral() ? kLong : kFloat);
   return Tensor::of(sandbox_lean_full(sizes.data(), static_cast<int64_t>(sizes.size()), value.toDouble(), options.said));
 }
 inline Tensor zeros(IntArrayRef sizes, TensorOptions options = {}) { return full(sizes, 0.0, options); }
