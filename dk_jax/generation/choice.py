@@ -49,8 +49,9 @@ def choose_tokens(
     log_p = jax.nn.log_softmax(logits, axis=-1)
     drawn_from = jax.nn.log_softmax(logits / jnp.where(greedy, 1.0, draw.temperature)[:, None], axis=-1)
     if filtered:
-        kept = likely(drawn_from, draw)
-        drawn_from = jax.nn.log_softmax(jnp.where(kept, drawn_from, -jnp.inf), axis=-1)
+        left = jax.nn.log_softmax(jnp.where(likely(drawn_from, draw), drawn_from, -jnp.inf), axis=-1)
+        filters = (draw.top_k > 0) | (draw.top_p < 1) | (draw.min_p > 0)
+        drawn_from = jnp.where(filters[:, None], left, drawn_from)  # or a neighbour that filters would change bits of one that does not
 
     def noise(key, step):
         key = jax.random.fold_in(jax.random.wrap_key_data(key, impl=PRNG), step)

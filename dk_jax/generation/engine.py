@@ -66,6 +66,14 @@ class Conversation:
     agent: int
     row: int | None = None
     engine: Engine | None = None
+    going_on: bool = False
+    """Whether a turn of it waits or is being sampled."""
+
+    def leave(self) -> None:
+        """Gives its row back, if it has one."""
+        if self.engine is not None and self.engine._kept.get(self.row) is self:
+            del self.engine._kept[self.row]
+        self.row = self.engine = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -166,6 +174,9 @@ class Engine:
         """Conversations at rest by row, the longest at rest first."""
         self._params: Params | None = None
         self._weights: Params | None = None
+        self._finished: list[tuple[int, Sample]] = []
+        """Samples that nobody has been given yet."""
+        self._broken: BaseException | None = None
 
     # ------------------------------------------------------------ requests
 
@@ -176,42 +187,87 @@ class Engine:
           ValueError: an empty prompt, an unknown agent or token id, a limit below 1, a key that is none, a conversation that is
             going on already.
         """
+        return self._queue(self._job(request))
+
+    def _job(self, request: Request) -> _Job:
         history, agent = self._checked(request)
         limit = min(request.max_new_tokens, self.config.max_length_tokens - len(history))
-        job = _Job(self._tickets, dataclasses.replace(request, agent=agent), key_data(request.key), history, limit)
-        self._tickets += 1
+        return _Job(-1, dataclasses.replace(request, agent=agent), key_data(request.key), history, limit)
+
+    def _queue(self, job: _Job) -> int:
+        conversation = job.request.conversation
+        if conversation is not None:
+            if conversation.going_on:
+                raise ValueError("generation: this conversation is going on already; wait for its sample")
+            conversation.going_on = True
+            if conversation.engine is not self:
+                conversation.leave()
+        job.ticket, self._tickets = self._tickets, self._tickets + 1
         self._waiting.append(job)
         return job.ticket
 
     @property
     def busy(self) -> bool:
-        """Whether anything waits or is being decoded."""
-        return bool(self._waiting) or any(self._jobs)
+        """Whether anything waits or is being decoded, or has finished without having been given to anybody."""
+        return bool(self._waiting) or any(self._jobs) or bool(self._finished)
 
     def run(self, params: Params, requests: Sequence[Request], on_done: Callable[[int, Sample], None] | None = None) -> list[Sample]:
-        """All samples of some requests, in order. `on_done(place, sample)` hears of each when it is there, and may submit more."""
-        tickets = {self.submit(request): place for place, request in enumerate(requests)}
+        """All samples of some requests, in order. `on_done(place, sample)` hears of each when it is there. Samples of what else was
+        submitted, before or meanwhile, come out of the next `step` that nobody else calls.
+
+        Raises:
+          ValueError: as `submit`, before any of them is queued.
+        """
+        places = {self._queue(job): place for place, job in enumerate([self._job(request) for request in requests])}
         samples: list[Sample | None] = [None] * len(requests)
-        while any(sample is None for sample in samples):
+        others: list[tuple[int, Sample]] = []
+        while places:
+            if not self.busy:
+                raise RuntimeError("generation: samples were given to somebody else; call no step from on_done")
             for ticket, sample in self.step(params):
-                if ticket in tickets:
-                    samples[tickets[ticket]] = sample
-                    if on_done:
-                        on_done(tickets[ticket], sample)
+                place = places.pop(ticket, None)
+                if place is None:
+                    others.append((ticket, sample))
+                    continue
+                samples[place] = sample
+                if on_done:
+                    on_done(place, sample)
+        self._finished += others
         return samples
 
     def release(self, conversation: Conversation) -> None:
         """Gives a kept conversation's row back."""
-        if conversation.row is not None and self._kept.get(conversation.row) is conversation:
-            del self._kept[conversation.row]
-        conversation.row = None
+        conversation.leave()
+
+    def close(self) -> None:
+        """Gives all memory back; conversations that were kept here are fed anew where they go on."""
+        for conversation in list(self._kept.values()):
+            conversation.leave()
+        self._cache = self._rows = self._params = self._weights = None
 
     # ------------------------------------------------------------ steps
 
     def step(self, params: Params) -> list[tuple[int, Sample]]:
-        """Admits what there is room for, decodes one block, and returns what has finished, by ticket."""
+        """Admits what there is room for, decodes one block, and returns what has finished, by ticket.
+
+        Raises:
+          ValueError: other parameters while samples are being drawn, or too little memory. RuntimeError: an earlier step has failed.
+        """
+        if self._broken is not None:
+            raise RuntimeError("generation: this engine is broken, as an earlier step has failed; make a new one") from self._broken
         self._use(params)
-        finished = self._turn_away()
+        try:
+            return self._step()
+        except BaseException as error:
+            self._broken = error
+            for job in (*self._waiting, *filter(None, self._jobs)):
+                if job.request.conversation is not None:
+                    job.request.conversation.going_on = False
+            self.close()
+            raise
+
+    def _step(self) -> list[tuple[int, Sample]]:
+        finished, self._finished = self._finished + self._turn_away(), []
         self._admit()
         if not any(self._jobs):
             return finished
@@ -230,16 +286,18 @@ class Engine:
             return
         if any(self._jobs):
             raise ValueError("generation: the parameters changed while samples are being drawn; finish these first")
-        self._params, self._weights = params, self.programs.weights(params)
-        for conversation in self._kept.values():
-            conversation.row = None
-        self._kept.clear()
-        self._held, self._prompts = [[] for _ in self._jobs], [()] * len(self._jobs)
         if self._cache is None:
             self._device = self._device or next(iter(jax.tree.leaves(params)[0].devices()))
             log.info("%s", self.config.budget(self._static.cfg, self.programs.kv).check(self._device))
+        for conversation in list(self._kept.values()):
+            conversation.leave()
+        self._held, self._prompts = [[] for _ in self._jobs], [()] * len(self._jobs)
+        self._params = self._weights = None
+        self._weights = self.programs.weights(params)
+        if self._cache is None:
             self._cache = self.programs.kv.zeros(self.config.rows, self.config.first_slots, self._device)
             self._rows = jax.device_put(self._no_rows(), self._device)
+        self._params = params
 
     def _turn_away(self) -> list[tuple[int, Sample]]:
         """Empty samples for prompts that leave no room for a token."""
@@ -248,8 +306,10 @@ class Engine:
         return [(job.ticket, self._sample(job, "cache_full", None)) for job in full]
 
     def _admit(self) -> None:
-        """Gives rows to waiting requests, in order, and brings into the cache what stands before each one's last token."""
+        """Gives rows to waiting requests, in order but for conversations that have theirs, and brings into the cache what stands before
+        each one's last token."""
         places: dict[int, _Job] = {}
+        self._waiting = deque(sorted(self._waiting, key=lambda job: job.request.conversation is None or job.request.conversation.row is None))
         while self._waiting:
             row = self._row_for(self._waiting[0])
             if row is None:
@@ -276,7 +336,7 @@ class Engine:
         """The row that a request gets: its conversation's own, else a free one (one that holds the prompt, if there is one; else one that
         holds none), else that of the conversation longest at rest."""
         conversation = job.request.conversation
-        if conversation is not None and conversation.row is not None and conversation.engine is self:
+        if conversation is not None and conversation.row is not None:  # of this engine: see `_queue`
             del self._kept[conversation.row]
             return conversation.row
         free = [row for row in range(self.config.rows) if self._jobs[row] is None and row not in self._kept]
@@ -284,8 +344,9 @@ class Engine:
             wanted = tuple(job.history[:-1])
             return max(free, key=lambda row: (self._prompts[row] == wanted, not self._prompts[row], -row))
         if self._kept:
-            row = next(iter(self._kept))
-            self._kept.pop(row).row = None
+            wanted = {id(job.request.conversation) for job in self._waiting}
+            row, conversation = min(self._kept.items(), key=lambda item: id(item[1]) in wanted)  # the first whose turn has not come
+            conversation.leave()
             return row
         return None
 
@@ -295,7 +356,7 @@ class Engine:
         pieces, copies = [], []
         for row, job in places.items():
             wanted, conversation = tuple(job.history[:-1]), job.request.conversation
-            goes_on = conversation is not None and conversation.engine is self and conversation.row == row
+            goes_on = conversation is not None and conversation.row == row
             self.counts.refed += conversation is not None and not goes_on
             if goes_on:
                 pieces.append((row, wanted, len(self._held[row])))
@@ -370,6 +431,8 @@ class Engine:
             job.tokens += block.tokens[row, :count].tolist()
             for parts, values in zip(job.logps, (block.logp_sample, block.logp_model), strict=True):
                 parts.append(values[row, :count].copy())
+            if not np.isfinite(job.logps[1][-1]).all():
+                raise FloatingPointError(f"generation: the model's log-probs of a sample with {len(job.tokens)} tokens are not finite")
             self.counts.decoded += count
             if done[row]:
                 finished.append((job.ticket, self._sample(job, self._why(job), row)))
@@ -384,14 +447,18 @@ class Engine:
         return "length" if len(job.tokens) == job.request.max_new_tokens else "cache_full"
 
     def _sample(self, job: _Job, stop: Stop, row: int | None) -> Sample:
-        conversation = None
+        conversation = job.request.conversation
+        if conversation is not None:
+            conversation.going_on = False
+            conversation.leave()
         if job.request.keep:
-            conversation = job.request.conversation or Conversation([], job.request.agent)
-            conversation.tokens, conversation.row, conversation.engine = [*job.history, *job.tokens], row, self
+            conversation = conversation or Conversation([], job.request.agent)
+            conversation.tokens = [*job.history, *job.tokens]
             if row is not None:
+                conversation.row, conversation.engine = row, self
                 self._kept[row] = conversation
-        elif job.request.conversation is not None:
-            job.request.conversation.row = None
+        else:
+            conversation = None
         logp_sample, logp_model = (np.concatenate(parts) if parts else np.zeros(0, np.float32) for parts in job.logps)
         return Sample(job.tokens, logp_sample, logp_model, stop, conversation)
 
@@ -410,8 +477,6 @@ class Engine:
             raise ValueError(f"generation: max_new_tokens is {request.max_new_tokens}; it must be at least 1")
         if conversation is None:
             return [int(token) for token in request.tokens], request.agent
-        if any(job.request.conversation is conversation for job in (*self._waiting, *filter(None, self._jobs))):
-            raise ValueError("generation: this conversation is going on already; wait for its sample")
         return [*conversation.tokens, *(int(token) for token in request.tokens)], conversation.agent
 
     def _no_rows(self) -> Rows:
@@ -430,7 +495,7 @@ def make_programs(static: Static, config: EngineConfig) -> Programs:
 
 
 def key_data(key: Any) -> np.ndarray:
-    """uint32[2] threefry key data; an integer seed gives that of `jax.random.key(seed)`."""
+    """uint32[2] threefry key data; an integer seed gives its two halves (below 2^32 that is `jax.random.key(seed)`)."""
     if isinstance(key, int | np.integer):
         seed = int(key)
         return np.array([seed >> 32 & 0xFFFFFFFF, seed & 0xFFFFFFFF], np.uint32)

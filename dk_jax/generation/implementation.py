@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import statistics
 import time
@@ -39,7 +40,7 @@ def fastest_attention(cfg: BackboneConfig, config: EngineConfig, platform: str |
             problems[name] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:200]
     said = [f"{name} {1e6 * seconds:.0f} us" for name, seconds in sorted(found.items(), key=lambda item: item[1])]
     said += [f"{name} does not work ({why})" for name, why in problems.items()]
-    log.info("attention of a decode step, one layer, %d rows: %s", config.rows, ", ".join(said))
+    log.log(logging.WARNING if problems else logging.INFO, "attention of a decode step, one layer, %d rows: %s", config.rows, ", ".join(said))
     if not found:
         raise RuntimeError(f"no attention works on {platform}: {'; '.join(said)}")
     return min(found, key=found.get)
@@ -50,7 +51,7 @@ def seconds_of(kv: KVCache, config: EngineConfig) -> float:
     cfg = kv.cfg
     a_row = 2 * config.all_slots * cfg.n_kv_heads * cfg.head_dim * cfg.dtype.itemsize
     rows = max(1, min(config.rows, MOST_BYTES // a_row))
-    pair = tuple(jnp.ones_like(array) for array in KVCache.zeros(kv, rows, config.all_slots)[0])
+    [pair] = KVCache(dataclasses.replace(cfg, n_layers=1), kv.attention, kv.interpret).zeros(rows, config.all_slots)
     q = jnp.ones((rows, 1, cfg.n_heads, cfg.head_dim), cfg.dtype)
     k = v = jnp.ones((rows, 1, cfg.n_kv_heads, cfg.head_dim), cfg.dtype)
     positions = jnp.full(rows, config.all_slots // 2, jnp.int32)

@@ -150,15 +150,16 @@ class Sampler:
                 with ThreadPoolExecutor(len(parts)) as pool:
                     list(pool.map(lambda part: run(*part), parts))
         except BaseException:
-            self._rest()
+            self.rest()
             raise
         if not keep:
-            self._rest()
+            self.rest()
         return samples
 
-    def _rest(self) -> None:
-        """Gives all memory back."""
-        self._engines.clear()
+    def rest(self) -> None:
+        """Gives all memory back; conversations that were kept are fed anew where they go on."""
+        while self._engines:
+            self._engines.pop().close()
         self._programs.forget_weights()
 
     def _shares(self, requests: Sequence[Request]) -> list[tuple[Engine, list[int]]]:

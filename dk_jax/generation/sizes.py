@@ -52,8 +52,8 @@ class EngineConfig:
 
     @property
     def all_slots(self) -> int:
-        """Of a row at most: one beyond its tokens, for keys that lie one ahead."""
-        return self.max_length_tokens + 1
+        """Of a row at most. A sample's last token is never fed, so there is room for keys that lie one ahead."""
+        return self.max_length_tokens
 
     @property
     def first_slots(self) -> int:

@@ -17,6 +17,7 @@ from jax.experimental.pallas import triton as plgpu
 from jaxtyping import Array, Float, Int
 
 from dk_jax.models.attention import MASKED
+from dk_jax.models.layers import product_precision
 
 SLOTS = 64
 """Slots that a program looks at together."""
@@ -97,6 +98,7 @@ def _part(q_ref, k_ref, v_ref, length_ref, mixed_ref, largest_ref, total_ref, *,
     first = each * pl.program_id(2)
     last = jnp.minimum(first + each, blocks)
     q = q_ref[...]
+    precision = product_precision(q.dtype)
 
     def look(number, carry):
         mixed, largest, total = carry
@@ -107,10 +109,10 @@ def _part(q_ref, k_ref, v_ref, length_ref, mixed_ref, largest_ref, total_ref, *,
         inside = jnp.broadcast_to((at < slots)[:, None], (SLOTS, q.shape[1]))
         keys = plgpu.load(k_ref.at[here, :], mask=inside, other=0.0)
         values = plgpu.load(v_ref.at[here, :], mask=jnp.broadcast_to(real[:, None], inside.shape), other=0.0)
-        scores = jnp.where(real[None, :], pl.dot(q, keys, trans_b=True) * scale, MASKED)
+        scores = jnp.where(real[None, :], pl.dot(q, keys, trans_b=True, precision=precision) * scale, MASKED)
         highest = jnp.maximum(largest, jnp.max(scores, axis=1))
         kept, weights = jnp.exp(largest - highest), jnp.exp(scores - highest[:, None])
-        mixed = kept[:, None] * mixed + pl.dot(weights.astype(values.dtype), values)
+        mixed = kept[:, None] * mixed + pl.dot(weights.astype(values.dtype), values, precision=precision)
         return mixed, highest, kept * total + jnp.sum(weights, axis=1)
 
     empty = jnp.zeros(q.shape, jnp.float32), jnp.full(q.shape[0], MASKED, jnp.float32), jnp.zeros(q.shape[0], jnp.float32)

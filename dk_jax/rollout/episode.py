@@ -104,16 +104,20 @@ class Speaker:
             room.append(fits)
             if fits:
                 _, conversation = self.kept.get(id(trajectory), (None, None))
+                if conversation is not None and conversation.tokens != trajectory.tokens:
+                    conversation = None
                 conversations.append(conversation)
-                trajectory.append_prompt(tokens)
-                fed.append(tokens if conversation else trajectory.tokens)
+                fed.append((tokens, tokens if conversation else [*trajectory.tokens, *tokens]))
                 rows.append(trajectory)
+        self.kept = {}
         if not rows:
+            if not keep:
+                self.sampler.rest()
             return room
         kept = [seed for seed, fits in zip(seeds, room, strict=True) if fits]
         samples = self.sampler.sample(
             self.params,
-            fed,
+            [given for _, given in fed],
             [AGENTS.index(t.agent) for t in rows],
             kept,
             max_new_tokens=max_new,
@@ -121,8 +125,8 @@ class Speaker:
             conversations=conversations,
             keep=keep,
         )
-        self.kept.clear()
-        for trajectory, sample in zip(rows, samples, strict=True):
+        for trajectory, (tokens, _), sample in zip(rows, fed, samples, strict=True):
+            trajectory.append_prompt(tokens)
             if sample.conversation is not None:
                 self.kept[id(trajectory)] = trajectory, sample.conversation
             trajectory.append_sample(sample.tokens, sample.logp_sample)

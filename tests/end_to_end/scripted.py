@@ -97,6 +97,9 @@ class ScriptedSampler:
         model = int.from_bytes(digest.digest()[:4], "big")
         return [self._one(list(p), AGENTS[a], [int(k), model]) for p, a, k in zip(prompts, agents, keys, strict=True)]
 
+    def rest(self):
+        """Holds nothing."""
+
     def _one(self, prompt, agent, key):
         rng = np.random.default_rng(key)
         text = self.codec.decode(prompt)
