@@ -3,7 +3,8 @@
 Knows nothing of tasks, agents' prompts or rewards.
 """
 
-from dk_jax.generation.engine import Conversation, Drawing, Engine, Request, Sample
+from dk_jax.generation.engine import Engine
+from dk_jax.generation.requests import Conversation, Drawing, Request, Sample
 from dk_jax.generation.sampler import Sampler, SamplerConfig, make_sampler
 from dk_jax.generation.sizes import EngineConfig
 

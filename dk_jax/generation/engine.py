@@ -21,7 +21,7 @@ import dataclasses
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import numpy as np
@@ -30,95 +30,12 @@ from dk_jax.generation.choice import Draw
 from dk_jax.generation.implementation import fastest_attention
 from dk_jax.generation.kv_cache import KVCache
 from dk_jax.generation.programs import Cache, Programs, Rows
+from dk_jax.generation.requests import Conversation, Request, Sample, Stop, key_data
 from dk_jax.generation.sizes import EngineConfig
 from dk_jax.models.backbone import Params, Static
 from dk_jax.models.config import AGENTS
 
 log = logging.getLogger(__name__)
-Stop = Literal["eos", "stop", "length", "cache_full"]
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Sample:
-    """One sampled continuation.
-
-    Attributes:
-      tokens: the new tokens, the one or those that ended it included.
-      logp_sample: float32 log-prob in nats of each under the distribution it was drawn from; 0 when greedy.
-      logp_model: float32 log-prob in nats of each under the raw model; equals `token_log_probs`.
-      stop: "eos"; "stop", one of the configured sequences; "length", its limit reached; or "cache_full", max_length_tokens
-        reached (a prompt that already has that many gives an empty sample).
-      conversation: to go on from, where that was asked for.
-    """
-
-    tokens: list[int]
-    logp_sample: np.ndarray
-    logp_model: np.ndarray
-    stop: Stop
-    conversation: Conversation | None = None
-
-
-@dataclasses.dataclass(eq=False)
-class Conversation:
-    """Tokens of prompts and answers so far, and the row (of which engine) that holds their keys and values, if one does."""
-
-    tokens: list[int]
-    agent: int
-    row: int | None = None
-    engine: Engine | None = None
-    going_on: bool = False
-    """Whether a turn of it waits or is being sampled."""
-
-    def leave(self) -> None:
-        """Gives its row back, if it has one."""
-        if self.engine is not None and self.engine._kept.get(self.row) is self:
-            del self.engine._kept[self.row]
-        self.row = self.engine = None
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Drawing:
-    """How one request draws; see `dk_jax.generation.choice.Draw`."""
-
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-
-    def __post_init__(self):
-        for name, good in (
-            ("temperature", self.temperature >= 0), ("top_k", self.top_k >= 0), ("top_p", 0 < self.top_p <= 1),
-            ("min_p", 0 <= self.min_p <= 1),
-        ):  # fmt: skip
-            if not good:
-                raise ValueError(f"{name} is {getattr(self, name)}; top_p must be in (0, 1], min_p in [0, 1], the others not negative")
-
-    @property
-    def filters(self) -> bool:
-        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Request:
-    """One sample that is wanted.
-
-    Attributes:
-      tokens: the prompt; of a conversation that goes on, what is appended to it. At least one token.
-      agent: index into AGENTS; of a conversation its own.
-      key: an integer seed, a `jax.random.key`, or its uint32[2] key data.
-      max_new_tokens: most tokens of the sample.
-      drawing: how to draw.
-      keep: give the sample a conversation, and keep its row as long as nobody else needs it.
-      conversation: to go on from.
-    """
-
-    tokens: Sequence[int]
-    agent: int
-    key: Any
-    max_new_tokens: int
-    drawing: Drawing = Drawing()
-    keep: bool = False
-    conversation: Conversation | None = None
 
 
 @dataclasses.dataclass
@@ -201,7 +118,7 @@ class Engine:
                 raise ValueError("generation: this conversation is going on already; wait for its sample")
             conversation.going_on = True
             if conversation.engine is not self:
-                conversation.leave()
+                _leave(conversation)
         job.ticket, self._tickets = self._tickets, self._tickets + 1
         self._waiting.append(job)
         return job.ticket
@@ -237,12 +154,12 @@ class Engine:
 
     def release(self, conversation: Conversation) -> None:
         """Gives a kept conversation's row back."""
-        conversation.leave()
+        _leave(conversation)
 
     def close(self) -> None:
         """Gives all memory back; conversations that were kept here are fed anew where they go on."""
         for conversation in list(self._kept.values()):
-            conversation.leave()
+            _leave(conversation)
         self._cache = self._rows = self._params = self._weights = None
 
     # ------------------------------------------------------------ steps
@@ -290,7 +207,7 @@ class Engine:
             self._device = self._device or next(iter(jax.tree.leaves(params)[0].devices()))
             log.info("%s", self.config.budget(self._static.cfg, self.programs.kv).check(self._device))
         for conversation in list(self._kept.values()):
-            conversation.leave()
+            _leave(conversation)
         self._held, self._prompts = [[] for _ in self._jobs], [()] * len(self._jobs)
         self._params = self._weights = None
         self._weights = self.programs.weights(params)
@@ -346,7 +263,7 @@ class Engine:
         if self._kept:
             wanted = {id(job.request.conversation) for job in self._waiting}
             row, conversation = min(self._kept.items(), key=lambda item: id(item[1]) in wanted)  # the first whose turn has not come
-            conversation.leave()
+            _leave(conversation)
             return row
         return None
 
@@ -450,7 +367,7 @@ class Engine:
         conversation = job.request.conversation
         if conversation is not None:
             conversation.going_on = False
-            conversation.leave()
+            _leave(conversation)
         if job.request.keep:
             conversation = conversation or Conversation([], job.request.agent)
             conversation.tokens = [*job.history, *job.tokens]
@@ -488,20 +405,15 @@ class Engine:
         )  # fmt: skip
 
 
+def _leave(conversation: Conversation) -> None:
+    """Gives a conversation's row back to the engine that keeps it, if one does."""
+    keeper = conversation.engine
+    if keeper is not None and keeper._kept.get(conversation.row) is conversation:
+        del keeper._kept[conversation.row]
+    conversation.row = conversation.engine = None
+
+
 def make_programs(static: Static, config: EngineConfig) -> Programs:
     """Programs for engines of this backbone and configuration."""
     attention = fastest_attention(static.cfg, config) if config.attention == "auto" else config.attention
     return Programs(static, KVCache(static.cfg, attention), eos_id=config.eos_id, stops=config.stops, block=config.block)
-
-
-def key_data(key: Any) -> np.ndarray:
-    """uint32[2] threefry key data; an integer seed gives its two halves (below 2^32 that is `jax.random.key(seed)`)."""
-    if isinstance(key, int | np.integer):
-        seed = int(key)
-        return np.array([seed >> 32 & 0xFFFFFFFF, seed & 0xFFFFFFFF], np.uint32)
-    if jax.dtypes.issubdtype(getattr(key, "dtype", None), jax.dtypes.prng_key):
-        key = jax.random.key_data(key)
-    data = np.asarray(key)
-    if data.shape != (2,) or data.dtype != np.uint32:
-        raise ValueError(f"generation: a key must be an int seed or uint32[2] key data; got {data.dtype}{data.shape}")
-    return data

@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from dk_jax.models.attention import MASKED
+from dk_jax.models.attention import masked_softmax
 from dk_jax.models.config import BackboneConfig
 from dk_jax.models.decode_attention import fused_attention
 from dk_jax.models.layers import product_precision
@@ -136,6 +136,5 @@ class KVCache:
         precision = product_precision(q.dtype)
         scores = jnp.einsum(f"{queries},{keys}->{scores_as}", q, pair[0], precision=precision, preferred_element_type=jnp.float32)
         seen = jnp.arange(scores.shape[-1]) <= positions[..., None]
-        scores = jnp.where(seen[:, None, None], scores * q.shape[-1] ** -0.5, MASKED)
-        weights = jax.nn.softmax(scores, axis=-1).astype(q.dtype)
+        weights = masked_softmax(scores * q.shape[-1] ** -0.5, seen[:, None, None]).astype(q.dtype)
         return jnp.einsum(f"{scores_as},{values}->{queries}", weights, pair[1], precision=precision)

@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
-from dk_jax.generation.engine import Conversation, Drawing, Engine, Request, Sample, make_programs
+from dk_jax.generation.engine import Engine, make_programs
 from dk_jax.generation.kv_cache import Attention
+from dk_jax.generation.requests import Conversation, Drawing, Request, Sample
 from dk_jax.generation.sizes import EngineConfig
 from dk_jax.models.backbone import Params, Static
 

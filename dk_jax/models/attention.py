@@ -1,4 +1,4 @@
-"""Attention proper: causal over a whole sequence, and one query against a cache.
+"""Attention proper: causal over a whole sequence. (Against a cache: dk_jax.generation.kv_cache.)
 
 Scores and softmax are float32. There are no segment ids: a row holds one sequence, right-padded, and
 causality alone keeps padding out of every real position. Packing several sequences into a row is not
@@ -54,30 +54,10 @@ def causal_attention(
         "btkgh,bskh->bkgts", grouped, k, precision=precision, preferred_element_type=jnp.float32
     )
     position = jnp.arange(t)
-    weights = _softmax(scores * h**-0.5, position[:, None] >= position[None, :]).astype(v.dtype)
+    weights = masked_softmax(scores * h**-0.5, position[:, None] >= position[None, :]).astype(v.dtype)
     return jnp.einsum("bkgts,bskh->btkgh", weights, v, precision=precision).reshape(b, t, n, h)
 
 
-def cached_attention(
-    q: Float[Array, "B 1 N H"],
-    k_cache: Float[Array, "B K H S"],
-    v_cache: Float[Array, "B K S H"],
-    visible: Bool[Array, "B S"],
-) -> Float[Array, "B 1 N H"]:
-    """One query a row against its cache.
-
-    The layouts make both products plain row-major matrix products over the last two axes; on a CPU that is
-    1.7 times faster than keys stored as [S, H].
-    """
-    b, _, n, h = q.shape
-    precision = product_precision(q.dtype)
-    grouped = q.reshape(b, k_cache.shape[1], n // k_cache.shape[1], h)
-    scores = jnp.einsum(
-        "bkgh,bkhs->bkgs", grouped, k_cache, precision=precision, preferred_element_type=jnp.float32
-    )
-    weights = _softmax(scores * h**-0.5, visible[:, None, None, :]).astype(v_cache.dtype)
-    return jnp.einsum("bkgs,bksh->bkgh", weights, v_cache, precision=precision).reshape(b, 1, n, h)
-
-
-def _softmax(scores: Float[Array, " ..."], allowed: Bool[Array, " ..."]) -> Float[Array, " ..."]:
+def masked_softmax(scores: Float[Array, " ..."], allowed: Bool[Array, " ..."]) -> Float[Array, " ..."]:
+    """Over the last axis, of what is allowed."""
     return jax.nn.softmax(jnp.where(allowed, scores, MASKED), axis=-1)

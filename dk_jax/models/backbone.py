@@ -7,32 +7,28 @@ parameters are a plain nested dict of arrays, which crosses `jax.jit` in 0.1 ms 
     params = {"embed": {"table"}, "layers": {"attention_norm", "attention", "mlp_norm", "mlp"}, "final_norm",
               ["unembed"], ["heads"]}                     every leaf under "layers" carries a leading axis L
 
-Three ways through the same blocks:
-    hidden_states   whole sequences, layers scanned                               training
-    prefill         the same, keeping every layer's keys and values               generation, the prompt
-    decode_step     one token a row against list caches, layers unrolled          generation, each token
+`hidden_states` takes whole sequences through the scanned layers: training. Generation takes chunks and single tokens through the same
+blocks, unrolled (`unstack_for_decode`), against caches of its own (dk_jax.generation.programs).
 
-Not here: sampling (dk_jax.generation), sharding, packed sequences.
+Not here: sampling, sharding, packed sequences.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
-from dk_jax.models.attention import cached_attention, causal_attention
+from dk_jax.models.attention import causal_attention
 from dk_jax.models.config import BackboneConfig
 from dk_jax.models.heads import AgentHeads
 from dk_jax.models.layers import Linear, RMSNorm, Table, rope_angles, rotate
 
 Params = dict[str, Any]
-Cache = list[tuple[Float[Array, "B K H S"], Float[Array, "B K S H"]]]
 
 
 class Attention(nnx.Module):
@@ -51,7 +47,7 @@ class Attention(nnx.Module):
         self.own = cfg.n_kv_heads - cfg.shifted_kv_heads
 
     def __call__(self, x, rope, attend, next_rope=None):
-        """`next_rope`: angles of the position after a single token, whose shifted keys then are the next token's."""
+        """`next_rope`: angles of the positions after the tokens', for shifted keys that are to be the next token's each."""
         heads = (*x.shape[:-1], -1, self.head_dim)
         q, k, v = (project(x).reshape(heads) for project in (self.q, self.k, self.v))
         if self.normed:
@@ -178,25 +174,26 @@ def hidden_states(
     Returns:
       Hidden states in the compute dtype, zero beyond each row's length.
     """
-    hidden, _ = _scan_layers(static, params, tokens, lengths, lambda k, v: None)
-    return hidden
+    cfg = static.cfg
+    b, t = tokens.shape
+    ends = static.ends(params)
+    rope = rope_angles(cfg, jnp.broadcast_to(jnp.arange(t, dtype=jnp.int32), (b, t)))
 
+    def attend(q, k, v):
+        return causal_attention(q, k, v, lengths, cfg.attention), None
 
-def prefill(
-    static: Static, params: Params, tokens: Int[Array, "B T"], lengths: Int[Array, " B"]
-) -> tuple[Float[Array, "B T D"], tuple[Float[Array, "L B K H T"], Float[Array, "L B K T H"]]]:
-    """`hidden_states`, and every layer's rotated keys and values in the cache's layout.
+    def layer(x, layer_params):
+        return static.layer(layer_params)(x, rope, attend)
 
-    Shifted heads keep at each position the key of the token before; so the one right after a row's end is real too, and is
-    what `decode_step` has to find in the slot that it fills next.
-    """
-    return _scan_layers(
-        static, params, tokens, lengths, lambda k, v: (k.transpose(0, 2, 3, 1), v.transpose(0, 2, 1, 3))
-    )
+    if cfg.remat:
+        layer = jax.checkpoint(layer, prevent_cse=False)  # inside a scan CSE cannot undo the recomputation
+    x, _ = jax.lax.scan(layer, ends.embed.embed(tokens), params["layers"])
+    real = jnp.arange(t)[None, :] < lengths[:, None]
+    return jnp.where(real[..., None], ends.final_norm(x), 0)
 
 
 def unstack_for_decode(static: Static, params: Params) -> Params:
-    """Parameters as `decode_step` wants them: "layers" a list of L dicts, weights in the compute dtype.
+    """Parameters as generation wants them: "layers" a list of L dicts, weights in the compute dtype.
 
     Casting once a call rather than once a token halves the bytes that a bfloat16 step reads. LoRA stays a
     branch of its own: folded into bfloat16 weights, small updates would be rounded away.
@@ -208,51 +205,6 @@ def unstack_for_decode(static: Static, params: Params) -> Params:
     params = jax.tree_util.tree_map_with_path(cast, params)
     layers = [jax.tree.map(lambda leaf, i=i: leaf[i], params["layers"]) for i in range(static.cfg.n_layers)]
     return {**params, "layers": layers}
-
-
-def decode_step(
-    static: Static,
-    params: Params,
-    tokens: Int[Array, " B"],
-    positions: Int[Array, " B"],
-    cache: Cache,
-    slot: Int[Array, ""],
-    visible: Bool[Array, "B S"],
-) -> tuple[Float[Array, "B 1 D"], Cache]:
-    """Feeds one token a row, writes its keys and values into the cache, and attends to what is visible.
-
-    Args:
-      static: static part.
-      params: from `unstack_for_decode`.
-      tokens: the token of each row.
-      positions: its position in its own sequence (for RoPE); slots need not equal positions.
-      cache: a (keys, values) pair a layer. Shifted heads' keys are written one slot ahead, so there must be one beyond
-        `slot`, and that of `slot` itself must be there already.
-      slot: where this token goes, the same for all rows, so that the write is one in-place slice.
-      visible: which slots each row may attend to, this one included.
-
-    Returns:
-      The final hidden states and the updated cache.
-    """
-    ends = static.ends(params)
-    x = ends.embed.embed(tokens[:, None])
-    rope = rope_angles(static.cfg, positions[:, None])
-    next_rope = rope_angles(static.cfg, positions[:, None] + 1)
-    own = static.cfg.n_kv_heads - static.cfg.shifted_kv_heads
-    updated = []
-    for layer, (k_cache, v_cache) in zip(params["layers"], cache, strict=True):
-
-        def attend(q, k, v, k_cache=k_cache, v_cache=v_cache):
-            keys = k.transpose(0, 2, 3, 1)
-            for part, head, where in ((keys[:, :own], 0, slot), (keys[:, own:], own, slot + 1)):
-                if part.shape[1]:
-                    k_cache = jax.lax.dynamic_update_slice(k_cache, part, (0, head, 0, where))
-            v_cache = jax.lax.dynamic_update_slice(v_cache, v.transpose(0, 2, 1, 3), (0, 0, slot, 0))
-            return cached_attention(q, k_cache, v_cache, visible), (k_cache, v_cache)
-
-        x, pair = static.layer(layer)(x, rope, attend, next_rope)
-        updated.append(pair)
-    return ends.final_norm(x), updated
 
 
 def logits(
@@ -276,22 +228,3 @@ def unembed(static: Static, params: Params, hidden: Float[Array, "... D"]) -> Fl
     """Float32 logits of hidden states that have been through `apply_heads`."""
     ends = static.ends(params)
     return (ends.embed if static.cfg.tie_embeddings else ends.unembed).logits(hidden)
-
-
-def _scan_layers(static: Static, params: Params, tokens, lengths, keep: Callable):
-    cfg = static.cfg
-    b, t = tokens.shape
-    ends = static.ends(params)
-    rope = rope_angles(cfg, jnp.broadcast_to(jnp.arange(t, dtype=jnp.int32), (b, t)))
-
-    def attend(q, k, v):
-        return causal_attention(q, k, v, lengths, cfg.attention), keep(k, v)
-
-    def layer(x, layer_params):
-        return static.layer(layer_params)(x, rope, attend)
-
-    if cfg.remat:
-        layer = jax.checkpoint(layer, prevent_cse=False)  # inside a scan CSE cannot undo the recomputation
-    x, kept = jax.lax.scan(layer, ends.embed.embed(tokens), params["layers"])
-    real = jnp.arange(t)[None, :] < lengths[:, None]
-    return jnp.where(real[..., None], ends.final_norm(x), 0), kept

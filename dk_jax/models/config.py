@@ -45,7 +45,7 @@ class BackboneConfig:
       lora_alpha: the LoRA branch is scaled by lora_alpha / lora_rank.
       lora_targets: which of PROJECTIONS have a LoRA branch, in any order; kept in the order of PROJECTIONS.
       remat: recompute each layer in the backward pass instead of keeping its activations.
-      attention: "xla", or "cudnn" (NVIDIA only, bfloat16 only) for training and prefill.
+      attention: "xla", or "cudnn" (NVIDIA only, bfloat16 only), for training.
     """
 
     family: Family

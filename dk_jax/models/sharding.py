@@ -160,15 +160,9 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(ROWS))
 
 
-def cache_sharding(mesh: Mesh, *, stacked: bool = False, rules: Mapping[str, str | None] = RULES) -> NamedSharding:
-    """Of keys [B, K, H, S] and values [B, K, S, H] of a layer: rows as a batch's, key/value heads as their projections'.
-
-    Args:
-      mesh: the mesh.
-      stacked: with the axis of layers before, as `prefill` gives them.
-      rules: as for the parameters.
-    """
-    return NamedSharding(mesh, PartitionSpec(*[None] * stacked, ROWS, rules["kv_heads"]))
+def cache_sharding(mesh: Mesh, *, rules: Mapping[str, str | None] = RULES) -> NamedSharding:
+    """Of keys and values that lie as [B, K, ...] (dk_jax.generation.kv_cache): rows as a batch's, key/value heads as their projections'."""
+    return NamedSharding(mesh, PartitionSpec(ROWS, rules["kv_heads"]))
 
 
 def shard_batch(mesh: Mesh, batch: Any) -> Any:

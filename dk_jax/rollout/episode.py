@@ -18,7 +18,7 @@ from typing import Any
 
 from dk_jax.agents import policy, selection, summary
 from dk_jax.agents.text import TaskView
-from dk_jax.generation.engine import Conversation
+from dk_jax.generation.requests import Conversation
 from dk_jax.generation.sampler import Sampler
 from dk_jax.generation.tokenizer import Codec
 from dk_jax.models.config import AGENTS

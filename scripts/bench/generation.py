@@ -14,13 +14,9 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import datetime
 import gc
-import importlib.metadata
 import json
 import logging
-import platform
-import shlex
 import subprocess
 import sys
 import tempfile
@@ -31,15 +27,13 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+from serving import ROOT, provenance
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
-
-from dk_jax.generation import Engine, EngineConfig, Request  # noqa: E402
-from dk_jax.generation.sizes import count_weights  # noqa: E402
-from dk_jax.models import BackboneConfig, build_backbone  # noqa: E402
-from dk_jax.models.backbone import Params, Static  # noqa: E402
-from dk_jax.models.presets import preset  # noqa: E402
+from dk_jax.generation import Engine, EngineConfig, Request
+from dk_jax.generation.sizes import count_weights
+from dk_jax.models import BackboneConfig, build_backbone
+from dk_jax.models.backbone import Params, Static
+from dk_jax.models.presets import preset
 
 SECTIONS = ("decode", "prefill", "lengths", "group", "turns", "peer", "startup")
 TINY = BackboneConfig(
@@ -273,14 +267,10 @@ def main() -> None:
     named, batches = arguments.only.split(","), [int(n) for n in arguments.batches.split(",")]
     if unknown := set(named) - set(SECTIONS):
         parser.error(f"--only: {', '.join(sorted(unknown))} is unknown; there are {', '.join(SECTIONS)}")
-    rate = copy_rate()
     report = {
-        "command": "python scripts/bench/" + shlex.join(Path(a).name if a.startswith("/") else a for a in ("generation.py", *sys.argv[1:])),
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "device": jax.devices()[0].device_kind, "copy_bytes_per_s": rate,
-        "versions": {"python": platform.python_version(), **{name: importlib.metadata.version(name) for name in ("jax", "jaxlib", "flax")}},
-        "models": {},
+        **provenance(("jax", "jaxlib", "flax")), "device": jax.devices()[0].device_kind, "copy_bytes_per_s": copy_rate(), "models": {},
     }  # fmt: skip
+    rate = report["copy_bytes_per_s"]
     dtype = "float32" if jax.default_backend() == "cpu" else "bfloat16"
     for name in arguments.models.split(","):
         found = report["models"][name] = {}

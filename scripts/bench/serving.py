@@ -106,7 +106,7 @@ def by_road(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {"extensions_by_road": dict(counts), "share_by_road": shares}
 
 
-def provenance() -> dict[str, Any]:
+def provenance(packages: Sequence[str] = ("torch", "triton", "numpy")) -> dict[str, Any]:
     """Command, date, machine and versions, as every result names them."""
     card = next(iter(nvml.gpus()), None) if os.path.exists("/dev/nvidiactl") else None
     command = [Path(sys.argv[0]).name, *(Path(a).name if a.startswith("/") else a for a in sys.argv[1:])]
@@ -117,6 +117,6 @@ def provenance() -> dict[str, Any]:
         "card": card and {"name": card.name, "arch": card.arch, "driver": card.driver, "bytes": card.total_bytes},
         "versions": {
             "python": platform.python_version(),
-            **{name: importlib.metadata.version(name) for name in ("torch", "triton", "numpy")},
+            **{name: importlib.metadata.version(name) for name in packages},
         },
     }

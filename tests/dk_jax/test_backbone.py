@@ -21,7 +21,7 @@ from dk_jax.models import (
 )
 from dk_jax.models import hidden_states as eager_hidden_states
 from dk_jax.models import token_log_probs as eager_token_log_probs
-from dk_jax.models.backbone import prefill
+from dk_jax.models.layers import rope_angles
 
 TINY = BackboneConfig(
     family="qwen3", vocab_size=61, d_model=32, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=8, d_ff=48
@@ -83,10 +83,15 @@ class TestHiddenStates:
         """One layer whose queries are constant: the attention weight on a token follows its predecessor alone."""
         cfg = dataclasses.replace(TINY, n_layers=1, n_heads=1, n_kv_heads=1, shifted_kv_heads=1, init_std=0.5)
         static, params = _built(cfg)
-        tokens, lengths = _tokens(cfg, (1, 9)), jnp.array([9])
-        kept = prefill(static, params, tokens, lengths)[1][0][0]
-        plain = dataclasses.replace(cfg, shifted_kv_heads=0)
-        unshifted = prefill(abstract_backbone(plain)[0], params, tokens, lengths)[1][0][0]
+        tokens = _tokens(cfg, (1, 9))
+
+        def keys(static):
+            block, x = static.layer(jax.tree.map(lambda leaf: leaf[0], params["layers"])), static.ends(params).embed.embed(tokens)
+            rope = rope_angles(static.cfg, jnp.arange(9)[None])
+            return block.attention(block.attention_norm(x), rope, lambda q, k, v: (v, k))[1].transpose(0, 2, 3, 1)
+
+        kept = keys(static)
+        unshifted = keys(abstract_backbone(dataclasses.replace(cfg, shifted_kv_heads=0))[0])
         assert not np.any(kept[..., 0])
         # Rotation keeps a pair's length, so lengths of the rotated pairs can be compared across positions.
         pairs = lambda k: jnp.hypot(*jnp.split(k[0, 0], 2, axis=0))  # noqa: E731

@@ -16,8 +16,9 @@ from dk_jax.generation.implementation import fastest_attention
 from dk_jax.generation.kv_cache import KVCache
 from dk_jax.generation.programs import Programs
 from dk_jax.generation.sizes import count_weights
-from dk_jax.models import BackboneConfig, abstract_backbone, token_log_probs
+from dk_jax.models import BackboneConfig, token_log_probs
 from dk_jax.models.decode_attention import fused_attention
+from tests.dk_jax.filled import filled_backbone
 
 EOS = 2
 CFG = BackboneConfig(
@@ -28,10 +29,7 @@ SIZES = EngineConfig(eos_id=EOS, rows=4, max_length_tokens=96, block=4, chunks=(
 
 @functools.cache
 def backbone(cfg=CFG):
-    """A backbone whose every array matters and whose distributions are far from uniform."""
-    static, shapes = abstract_backbone(cfg)
-    rng = np.random.default_rng(0)
-    return static, jax.tree.map(lambda x: jnp.asarray(0.2 * rng.standard_normal(x.shape), x.dtype), shapes)
+    return filled_backbone(cfg)
 
 
 @functools.cache

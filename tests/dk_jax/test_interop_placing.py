@@ -5,8 +5,6 @@ Eight devices are emulated by a process of its own, which is this file run as a 
 
 import json
 import math
-import os
-import subprocess
 import sys
 import tracemalloc
 import types
@@ -21,6 +19,7 @@ from dk_jax.interop.tensor_files import TensorFiles
 from dk_jax.interop.tensor_names import leaf_at, stored_parameters
 from dk_jax.models import BackboneConfig, abstract_backbone, build_backbone
 from dk_jax.models.sharding import make_mesh, param_shardings
+from tests.dk_jax.emulated import on_eight_devices
 
 ROOT = Path(__file__).parents[2]
 CFG = BackboneConfig(
@@ -107,12 +106,7 @@ def _main(out: Path) -> None:
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory):
-    out = tmp_path_factory.mktemp("placing") / "measured.json"
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
-    env["XLA_FLAGS"] = f"{env.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
-    done = subprocess.run([sys.executable, __file__, out], cwd=ROOT, env=env, capture_output=True, text=True, timeout=280)
-    assert done.returncode == 0, done.stderr[-4000:]
-    return json.loads(out.read_text())
+    return on_eight_devices(__file__, tmp_path_factory.mktemp("placing"))
 
 
 @pytest.mark.parametrize("mesh", MESHES)

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from tokenizers import pre_tokenizers
 
+from dk_jax.generation import Drawing, Engine, EngineConfig, Request
 from dk_jax.interop import smollm2
 from dk_jax.models import abstract_backbone, hidden_states, logits
-from dk_jax.models.backbone import decode_step, prefill, unstack_for_decode
 from dk_jax.models.presets import PRESETS
 
 torch = pytest.importorskip("torch")
@@ -210,7 +210,7 @@ class TestPublishedModel:
     def test_it_answers_in_english(self, ours):
         cfg, params, codec = ours
         prompt = codec.open_turn("What is the capital of France?", first=True)
-        tokens = _greedy(abstract_backbone(cfg)[0], params, jnp.asarray([prompt]), 12)[0].tolist()
+        tokens = _greedy(cfg, params, [prompt], 12)[0].tolist()
         assert codec.decode(tokens[: tokens.index(codec.eos_id)]) == "The capital of France is Paris."
 
     @pytest.mark.timeout(900)
@@ -224,29 +224,15 @@ class TestPublishedModel:
             rows = theirs.generate(tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=200, do_sample=False).numpy()
             expected = rows[:, 12:]
             assert len(np.unique(expected)) > 300  # no loop of a few tokens, in which all would agree
-            np.testing.assert_array_equal(_greedy(abstract_backbone(cfg)[0], params, jnp.asarray(prompts), 200), expected)
+            np.testing.assert_array_equal(_greedy(cfg, params, prompts.tolist(), 200), expected)
             for row in rows:
                 target = theirs(torch.tensor(row[None])).logits[0].numpy()
                 assert np.max(np.abs(target - _logits(cfg, params, row.tolist()))) <= 1e-3
 
 
-@functools.partial(jax.jit, static_argnums=(0, 3))
-def _greedy(static, params, prompts, n):
-    """The most likely n tokens after each prompt, int [B, n]: prefill, then one decode_step a token."""
-    b, t = prompts.shape
-    hidden, (keys, values) = prefill(static, params, prompts, jnp.full(b, t))
-    more = ((0, 0), (0, 0), (0, 0), (0, n + 1))
-    cache = [(jnp.pad(k, more), jnp.pad(v, (*more[:2], more[3], more[2]))) for k, v in zip(keys, values, strict=True)]
-    layered, agents = unstack_for_decode(static, params), jnp.zeros(b, int)
-
-    def best(hidden):
-        return jnp.argmax(logits(static, params, hidden, agents)[:, 0], axis=-1)
-
-    def step(carry, position):
-        tokens, cache = carry
-        visible = jnp.broadcast_to(jnp.arange(t + n + 1) <= position, (b, t + n + 1))
-        hidden, cache = decode_step(static, layered, tokens, jnp.full(b, position), cache, position, visible)
-        return (best(hidden), cache), tokens
-
-    _, tokens = jax.lax.scan(step, (best(hidden[:, -1:]), cache), t + jnp.arange(n))
-    return tokens.T
+def _greedy(cfg, params, prompts, n):
+    """The most likely n tokens after each prompt, int [B, n], by the engine that generates; ends of turns do not end them."""
+    engine = Engine(abstract_backbone(cfg)[0], EngineConfig(eos_id=cfg.vocab_size, rows=len(prompts), max_length_tokens=256, chunks=(64,)))
+    greedy = Drawing(temperature=0.0)
+    requests = [Request(tokens=prompt, agent=0, key=0, max_new_tokens=n, drawing=greedy) for prompt in prompts]
+    return np.asarray([sample.tokens for sample in engine.run(params, requests)])

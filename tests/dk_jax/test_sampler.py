@@ -12,7 +12,8 @@ import pytest
 
 from dk_jax.generation import Engine, Request, SamplerConfig, make_sampler
 from dk_jax.generation.choice import Draw, choose_tokens, likely
-from dk_jax.models import BackboneConfig, abstract_backbone, hidden_states, logits, token_log_probs
+from dk_jax.models import BackboneConfig, hidden_states, logits, token_log_probs
+from tests.dk_jax.filled import filled_backbone
 
 EOS = 2
 CFG = BackboneConfig(
@@ -40,10 +41,7 @@ SIZES = SamplerConfig(
 
 @functools.cache
 def _backbone(cfg=CFG):
-    """A backbone whose every array matters and whose distributions are far from uniform."""
-    static, shapes = abstract_backbone(cfg)
-    rng = np.random.default_rng(0)
-    return static, jax.tree.map(lambda x: jnp.asarray(0.2 * rng.standard_normal(x.shape), x.dtype), shapes)
+    return filled_backbone(cfg)
 
 
 @functools.cache

@@ -6,8 +6,6 @@ Eight devices are emulated by a process of its own, which is this file run as a 
 import dataclasses
 import json
 import math
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -17,8 +15,10 @@ import numpy as np
 import pytest
 from jax.sharding import AbstractMesh
 
+from dk_jax.generation.choice import Draw
+from dk_jax.generation.kv_cache import KVCache
+from dk_jax.generation.programs import Programs, Rows
 from dk_jax.models import BackboneConfig, abstract_backbone, build_backbone, hidden_states, logits, token_log_probs
-from dk_jax.models.backbone import decode_step, prefill, unstack_for_decode
 from dk_jax.models.presets import PRESETS, parameter_count, preset
 from dk_jax.models.sharding import (
     AXES,
@@ -32,6 +32,7 @@ from dk_jax.models.sharding import (
     param_shardings,
     shard_batch,
 )
+from tests.dk_jax.emulated import on_eight_devices
 
 ROOT = Path(__file__).parents[2]
 CFG = BackboneConfig(
@@ -63,16 +64,22 @@ def _scored(static, params, batch):
     return {"logits": logits(static, params, hidden, agents), "scored": scored, "gradient": gradient}
 
 
-def _generated(static, params, batch, shard_cache=lambda cache: cache):
-    """One token through the cache, after the prompt."""
-    tokens, agents = batch["tokens"], batch["agents"]
-    _, (keys, values) = prefill(static, params, tokens, batch["lengths"])
-    more = ((0, 0), (0, 0), (0, 0), (0, 2))
-    cache = shard_cache([(jnp.pad(k, more), jnp.pad(v, (*more[:2], more[3], more[2]))) for k, v in zip(keys, values, strict=True)])
-    b, t = tokens.shape
-    visible = jnp.arange(t + 2)[None] <= jnp.full((b, 1), t)
-    step, cache = decode_step(static, unstack_for_decode(static, params), agents + 5, jnp.full(b, t), cache, jnp.int32(t), visible)
-    return {"decode_step": step, "cache": cache}
+def _generated(static, params, batch, sharding=None):
+    """Prompts through the cache, and two tokens after them, as generation does it."""
+    kv = KVCache(static.cfg, "heads")
+    programs = Programs(static, kv, eos_id=static.cfg.vocab_size, stops=(), block=2)
+    lengths, agents = batch["lengths"], batch["agents"]
+    (b,), zeros = lengths.shape, jnp.zeros_like(lengths)
+    weights = programs.weights(params)
+    cache = programs.feed(weights, jax.device_put(kv.zeros(b, 16), sharding), jnp.arange(b), batch["tokens"], zeros, lengths, window=16)
+    draw = Draw(zeros * 0.0, zeros, zeros + 1.0, zeros * 0.0)
+    rows = Rows(
+        token=agents + 5, position=lengths, step=zeros, limit=zeros + 9, agent=agents, key=jnp.zeros((b, 2), jnp.uint32), draw=draw,
+        recent=jnp.zeros((b, 1), jnp.int32), done=zeros < 0,
+    )  # fmt: skip
+    rows = jax.tree.map(jnp.copy, rows)  # they are donated, each its own buffer
+    cache, _, block = programs.decode(weights, cache, rows, np.int32(b), filtered=False)
+    return {"decoded": (block.tokens, block.logp_model), "cache": cache}
 
 
 def _case(name: str, cfg: BackboneConfig, sizes: tuple[int, int, int]) -> dict:
@@ -97,14 +104,9 @@ def _case(name: str, cfg: BackboneConfig, sizes: tuple[int, int, int]) -> dict:
         unguided = jax.jit(_scored, static_argnums=0)(static, placed, rows)
         unguided = max(_delta(unguided[part], expected[part]) for part in unguided)
     if name in GENERATES:
-        expected |= jax.jit(_generated, static_argnums=0)(static, params, batch)
-        sharded = jax.jit(
-            lambda params, rows: _generated(
-                static, params, rows, lambda cache: jax.lax.with_sharding_constraint(cache, cache_sharding(mesh))
-            )
-        )
+        expected |= _generated(static, params, jax.tree.map(jnp.asarray, batch))
         with jax.set_mesh(mesh):
-            got |= sharded(placed, rows)
+            got |= _generated(static, placed, rows, cache_sharding(mesh))
         drawn = build_sharded(cfg, jax.random.key(0), mesh)[1]
         fresh = build_backbone(cfg, jax.random.key(0))[1]
         drawn = {"delta": _delta(drawn, fresh), "as_asked": jax.tree.map(lambda leaf: leaf.sharding, drawn) == shardings}
@@ -127,12 +129,7 @@ def _delta(a, b) -> float:
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory):
-    out = tmp_path_factory.mktemp("sharding") / "measured.json"
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
-    env["XLA_FLAGS"] = f"{env.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
-    done = subprocess.run([sys.executable, __file__, out], cwd=ROOT, env=env, capture_output=True, text=True, timeout=280)
-    assert done.returncode == 0, done.stderr[-4000:]
-    return json.loads(out.read_text())
+    return on_eight_devices(__file__, tmp_path_factory.mktemp("sharding"))
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -142,7 +139,7 @@ class TestOnEmulatedDevices:
         assert found["devices"] == math.prod(CASES[case][1])
         assert max(found["delta"].values()) <= 1e-5, found["delta"]
         assert min(found["scale"].values()) > 0.1, found["scale"]
-        assert found["delta"].keys() == {"logits", "scored", "gradient"} | ({"decode_step", "cache"} if case in GENERATES else set())
+        assert found["delta"].keys() == {"logits", "scored", "gradient"} | ({"decoded", "cache"} if case in GENERATES else set())
 
     def test_each_device_holds_its_share_of_parameters_and_rows(self, measured, case):
         data, fsdp, tensor = CASES[case][1]

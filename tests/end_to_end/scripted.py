@@ -14,7 +14,7 @@ import numpy as np
 
 from configs.demo import get_config
 from dk_jax.agents.policy import KEEP
-from dk_jax.generation.sampler import Sample
+from dk_jax.generation import Sample
 from dk_jax.models.config import AGENTS
 from dk_jax.rollout.judge import SandboxJudge
 from dk_jax.train.run import Run

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from sandbox.build.artifacts import ArtifactStore
 from sandbox.client import SandboxClient
+from sandbox.jail.spawn import Zygote
 from sandbox.protocol import Options, TaskSpec
 from tests.sandbox.helpers import ADD_BIAS, Server, running_server
 
@@ -42,3 +44,16 @@ def task() -> TaskSpec:
 def quick() -> Options:
     """Short deadlines, no timing."""
     return Options(timing="none", load_s=20, check_s=3, time_s=10, memory_bytes=1 << 30)
+
+
+@pytest.fixture(scope="module")
+def zygote(tmp_path_factory):
+    """One that has imported nothing; files that need another have their own."""
+    zygote = Zygote(modules=[], threads=1, directory=tmp_path_factory.mktemp("zygote"))
+    yield zygote
+    zygote.close()
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    return ArtifactStore(tmp_path_factory.mktemp("store"))

@@ -16,18 +16,10 @@ from sandbox.build.launcher import MAX_SOURCE_CHARS, build_launcher
 from sandbox.jail import launchers
 from sandbox.jail.extensions import Conversation
 from sandbox.jail.frames import Channel, make_pair
-from sandbox.jail.spawn import Zygote
 from sandbox.oracle import builds
 from sandbox.oracle.builds import Builds
 
 SOURCE = '#include "cuda.h"\n#include <Python.h>\nint answer(void) { return 42 + (int)sizeof(CUtensorMap) - 128; }\n'
-
-
-@pytest.fixture(scope="module")
-def zygote(tmp_path_factory):
-    zygote = Zygote(modules=[], threads=1, directory=tmp_path_factory.mktemp("zygote"))
-    yield zygote
-    zygote.close()
 
 
 @pytest.fixture

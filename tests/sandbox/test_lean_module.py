@@ -16,7 +16,6 @@ from sandbox.build.headers import Headers
 from sandbox.build.lean_road import LeanRoad, may_differ
 from sandbox.build.roads import ROADS, ExtensionBuilder
 from sandbox.build.toolchain import find_cuda, find_toolchain
-from sandbox.jail.spawn import Zygote
 from tests.sandbox.helpers import needs_extensions
 
 SIMPLE = """
@@ -81,18 +80,6 @@ def test_which_roads_they_take(tmp_path, changes, allowed, roads):
 def test_what_the_module_lacks_is_tried_on_the_plain_road():
     assert may_differ(request(SIMPLE), "main.cpp:5:5: error: 'class sandbox_binding::Module' has no member named 'attr'")
     assert may_differ(request(SIMPLE), "main.cpp:5:5: error: no matching function for call to 'sandbox_binding::Module::def(int)'")
-
-
-@pytest.fixture(scope="module")
-def zygote(tmp_path_factory):
-    zygote = Zygote(modules=[], threads=1, directory=tmp_path_factory.mktemp("zygote"))
-    yield zygote
-    zygote.close()
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory):
-    return ArtifactStore(tmp_path_factory.mktemp("store"))
 
 
 @needs_extensions

@@ -16,7 +16,6 @@ from sandbox.build.headers import Headers
 from sandbox.build.lean_road import DISPATCH_OF_TYPE, SOURCES, LeanRoad, hopeless
 from sandbox.build.roads import ExtensionBuilder
 from sandbox.build.toolchain import find_cuda, find_toolchain
-from sandbox.jail.spawn import Zygote
 from tests.sandbox.helpers import needs_extensions
 
 OPERATIONS = """
@@ -62,18 +61,6 @@ torch::Tensor formats(torch::Tensor x, int64_t which) {
 
 def request(cpp_sources, **changes):
     return parse_request({"name": "x", "cpp_sources": cpp_sources, "functions": ["f"], **changes})
-
-
-@pytest.fixture(scope="module")
-def zygote(tmp_path_factory):
-    zygote = Zygote(modules=[], threads=1, directory=tmp_path_factory.mktemp("zygote"))
-    yield zygote
-    zygote.close()
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory):
-    return ArtifactStore(tmp_path_factory.mktemp("store"))
 
 
 def outcome(function, *arguments):

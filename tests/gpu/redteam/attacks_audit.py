@@ -25,16 +25,17 @@ def time_block(self, message):
 judge.Runner.do_time_block = time_block
 """
 """Ordinary blocks do nothing and hand out what the checks have returned."""
-_FIFTH = """
+_SHORTER = """
 timed = judge.Runner.do_time_block
 
 def short(self, message):
     reply, tensors = timed(self, message)
-    return {"span_ms": reply["span_ms"] / 5}, tensors
+    return {"span_ms": reply["span_ms"] * FACTOR}, tensors
 
 judge.Runner.do_time_block = short
-ArenaCalls.time = lambda self: original(self) / 5
 """
+"""Spans of ordinary blocks are stated so many times as long."""
+_FIFTH = _SHORTER.replace("FACTOR", "0.2") + "ArenaCalls.time = lambda self: original(self) / 5\n"
 
 
 def _patched(number: int, name: str, why: str, code: str, **more) -> GpuCase:
@@ -122,29 +123,13 @@ ArenaCalls.time = lean
         5,
         "ordinary_spans_shortened_by_what_is_forgiven",
         "work is done honestly, only spans of ordinary blocks are stated shorter, by as much as the audit may forgive",
-        """
-timed = judge.Runner.do_time_block
-
-def short(self, message):
-    reply, tensors = timed(self, message)
-    return {"span_ms": reply["span_ms"] / 1.24}, tensors
-
-judge.Runner.do_time_block = short
-""",
+        _SHORTER.replace("FACTOR", "1 / 1.24"),
     ),
     _patched(
         5,
         "spans_of_a_tiny_kernel_shortened",
         "a kernel of two microseconds is said to take one, as it does in the audit's recordings",
-        """
-timed = judge.Runner.do_time_block
-
-def short(self, message):
-    reply, tensors = timed(self, message)
-    return {"span_ms": reply["span_ms"] * 0.78}, tensors
-
-judge.Runner.do_time_block = short
-""",
+        _SHORTER.replace("FACTOR", "0.78"),
         task="task_add_small",
     ),
     GpuCase(

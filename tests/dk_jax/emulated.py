@@ -1,0 +1,20 @@
+"""A test file that runs itself as a script, in a process with eight emulated devices."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+
+
+def on_eight_devices(script: str, directory: Path) -> Any:
+    """What the script writes, as JSON, to the file that is its argument."""
+    out = directory / "measured.json"
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+    env["XLA_FLAGS"] = f"{env.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
+    done = subprocess.run([sys.executable, script, out], cwd=ROOT, env=env, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(out.read_text())
