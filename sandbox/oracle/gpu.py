@@ -162,7 +162,7 @@ def _raised(timing: Timing, median_ms: float, bound_by: str) -> Timing:
             "speedup": timing.speedup / factor,
             "speedup_low": low,
             "speedup_high": high,
-            "noisy": low is not None and high is not None and low <= 1.0 <= high,
+            "noisy": timing.noisy or (low is not None and high is not None and low <= 1.0 <= high),
             "bound_by": bound_by,
         }
     )

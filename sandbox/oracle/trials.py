@@ -5,16 +5,17 @@ from __future__ import annotations
 import random
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
 from sandbox.jail.jailed import Runner
-from sandbox.oracle.audit import RULED_BY, AuditFailed, GpuParts, audit, draw_pool, on_gpu, on_host, rule
+from sandbox.oracle.audit import GPU_ROUNDS, RULED_BY, AuditFailed, GpuParts, audit, draw_pool, on_gpu, on_host, rule_rounds
 from sandbox.oracle.clock import GPU_PLANS, claim_of
 from sandbox.oracle.draft import Draft, Job
 from sandbox.oracle.failures import MALFORMED, Failure, blamed_on_candidate
+from sandbox.oracle.fresh import Audit
 from sandbox.oracle.left import LeftOutputs, OutputsLost
 from sandbox.oracle.reference import (
     Inputs,
@@ -255,15 +256,13 @@ class Trials:
                     return
                 else:
                     parts = self._on_gpu.blocks, self._on_gpu.theirs, self._on_gpu.ours
-                rng = random.Random(secrets.randbits(64))
-                found = audit(*parts, lambda expected, got: compare(expected, got, self._tolerance), left_s, rng)
-                found.fewer = fewer
+                rounds = self._audits(*parts, left_s, fewer)
+                ruled, own, eager = rule_rounds(timing, rounds, replayed=self.replays)
             except OutputsLost as error:
                 raise Failure("runtime_error", f"what its timed calls returned cannot be read: {error}") from error
             except AuditFailed as failed:
                 what = "a timed call on inputs it had not seen is wrong"
                 self._fail_late(what, failed.trial, failed.got, failed.expected, failed.others)
-        ruled, own, eager = rule(timing, found, replayed=self.replays)
         audited = Audited(candidate=own.as_span(), eager=eager.as_span(), replayed=self.replays)
         self._verdict.timing = ruled.model_copy(update={"audited": audited})
         if ruled.bound_by == RULED_BY:
@@ -272,6 +271,16 @@ class Trials:
                 f"{eager.median:.3g} ms; "
                 f"on inputs it knew {timing.candidate.median_ms:.3g} ms were measured"
             )
+
+    def _audits(self, blocks, theirs, ours, left_s: Callable[[], float], fewer: float) -> Iterator[Audit]:
+        """Audits as they are asked for, each on blocks that no process has seen: on a CPU one, on a GPU up to `GPU_ROUNDS`."""
+        rng = random.Random(secrets.randbits(64))
+        for number in range(1 if self._on_gpu is None else GPU_ROUNDS):
+            if number:
+                blocks = self._on_gpu.draw(GPU_PLANS["full"].audit_blocks)
+            found = audit(blocks, theirs, ours, lambda expected, got: compare(expected, got, self._tolerance), left_s, rng)
+            found.fewer = fewer
+            yield found
 
     def _fail_late(
         self,

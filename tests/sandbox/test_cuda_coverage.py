@@ -207,6 +207,13 @@ def test_a_call_shorter_than_any_launch_is_raised_to_the_shortest():
     assert raise_to_launch(timed(0.002), least_ms=0.002) == timed(0.002)
 
 
+@pytest.mark.parametrize("noisy", [True, False])
+def test_a_raised_timing_stays_noisy_where_two_clocks_had_disagreed(noisy):
+    ruled = timed(0.001, speedup=6.0).model_copy(update={"noisy": noisy, "speedup_low": 5.0, "speedup_high": 7.0})
+    assert raise_to_launch(ruled, least_ms=0.002).noisy == raise_to_profile(ruled, busy_ms=1.0).noisy == noisy
+    assert raise_to_launch(timed(0.001), least_ms=0.002).noisy  # its interval holds 1 now
+
+
 def test_overlapping_streams_are_busy_once():
     spans = [(0, 10), (5, 10), (30, 5)]
     events = [{"ph": "X", "cat": "kernel", "name": "k", "ts": ts, "dur": dur} for ts, dur in spans]
