@@ -235,7 +235,7 @@ def rule(timing: Timing, found: Audit, *, replayed: bool = False) -> Ruled:
     of one call of candidate and reference, in milliseconds.
 
     Where calls were replayed, what is forgiven ends by degrees: a claim that exceeds the bound by some percent loses three times as many
-    of the forgiven ones, until what was seen counts. An honest kernel's audited calls are slower by 8 to 20 % where they write what
+    of the forgiven ones, until what was seen counts, by the bound that leaves more. An honest kernel's audited calls are slower by 8 to 20 % where they write what
     does not fit into the cache, and no more than chance parts the ones from the others.
 
     Args:
@@ -253,8 +253,10 @@ def rule(timing: Timing, found: Audit, *, replayed: bool = False) -> Ruled:
     # Beyond doubt it claims too much; what counts then is not the most that is possible but what was seen.
     seen, low = reference.median / candidate.median, reference.low / candidate.high
     if replayed:
-        forgiven = max(1.0, slack * (slack * most / timing.speedup) ** 2)
-        seen, most = seen * forgiven, most * forgiven
+        of_claim = timing.speedup * timing.candidate.median_ms / candidate.median  # by the reference's ordinary calls
+        by_own = of_claim * slack * (slack * timing.candidate.median_ms / candidate.low) ** 2
+        seen = max(seen * max(1.0, slack * (slack * most / timing.speedup) ** 2), min(by_own, timing.speedup))
+        low, most = min(low, seen), max(most, seen)
     factor, span = timing.speedup / seen, timing.candidate
     slower = {
         "median_ms": span.median_ms * factor,

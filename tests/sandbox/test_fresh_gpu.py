@@ -394,6 +394,15 @@ def test_what_is_forgiven_ends_by_degrees_where_the_audit_replays():
     assert all(timing.noisy and timing.speedup_low <= timing.speedup <= timing.speedup_high for timing in slower)
 
 
+def test_a_claim_just_beyond_its_own_replays_is_not_held_against_a_reference_of_many_kernels():
+    """A reference of six kernels takes 24.7 us by itself and 21.9 us replayed; its candidate 8.95 us, and 10.48 us in one process of 20."""
+    claimed = claim_of_ms(0.00895, 0.0247)
+    ruled = rule(claimed, replayed_audit([0.01048] * 6, [0.0219] * 6), replayed=True)[0]
+    assert 1.0 < ruled.candidate.median_ms / 0.00895 < 1.08 and ruled.noisy
+    stated = claim_of_ms(0.00895 / 1.24, 0.0247)  # a lie is not spared what tells it from that
+    assert rule(stated, replayed_audit([0.0095] * 6, [0.0219] * 6), replayed=True)[0].speedup < 0.0247 / 0.00895
+
+
 def test_a_disturbed_audit_is_made_again_and_one_that_bears_the_claim_out_counts():
     claimed, made = claim_of_ms(0.0306, 0.0546), []
 
