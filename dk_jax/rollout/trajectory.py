@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import json
 from collections.abc import Iterable
 from pathlib import Path
@@ -109,7 +110,7 @@ class Trajectory:
         group: the baseline group; trajectories with equal (agent, group) are compared with one another.
         scheme: index of the selection scheme within the task (k = the null scheme), -1 for none.
         member: index within the scheme (policy) or the trigger (summary).
-        tokens: the whole sequence, prompt and answers, as it was sampled.
+        tokens: the whole sequence, prompt and answers, as it was sampled; with `starts`, several sequences one after another.
         turn_index: for each token the turn that sampled it, or -1 for prompt and feedback tokens.
         logp_sample: log-probability of each sampled token under the distribution that it was drawn from (0 elsewhere).
         turns: texts and verdicts.
@@ -118,6 +119,8 @@ class Trajectory:
         skills: names of the skills in the prompt (policy, summary) or chosen (selection).
         shown: names of the skills on offer (selection).
         timed: whether its kernels were timed (policy); else its rewards are for correctness alone.
+        starts: where in `tokens` each later sequence begins, for a policy whose every turn answers a prompt of its own; () where
+            the conversation is one sequence.
     """
 
     agent: str
@@ -134,6 +137,17 @@ class Trajectory:
     skills: tuple[str, ...] = ()
     shown: tuple[str, ...] = ()
     timed: bool = True
+    starts: tuple[int, ...] = ()
+
+    @property
+    def sequences(self) -> list[slice]:
+        """Where in `tokens` each of its sequences lies, in order; no token sees those of another."""
+        return [slice(a, b) for a, b in itertools.pairwise((0, *self.starts, len(self.tokens)))]
+
+    def start_sequence(self) -> None:
+        """What is appended from here on does not go on from what is there."""
+        if self.tokens:
+            self.starts += (len(self.tokens),)
 
     def append_prompt(self, tokens: Iterable[int]) -> None:
         tokens = list(tokens)
@@ -169,7 +183,8 @@ class Trajectory:
         data["turns"] = [
             Turn(**{**turn, "verdict": Verdict(**turn["verdict"]) if turn["verdict"] else None}) for turn in data["turns"]
         ]
-        data["skills"], data["shown"] = tuple(data["skills"]), tuple(data["shown"])
+        for name in ("skills", "shown", "starts"):
+            data[name] = tuple(data.get(name, ()))
         return cls(**data)
 
 

@@ -48,6 +48,7 @@ class CreditConfig:
     profiling_low: float = 0.0
     profiling_width: float = 0.1
     std_floor: float = 0.0  # above 0: policy advantages over their group's deviation, or over this if that is less
+    agents: tuple[str, ...] = AGENTS  # whose sequences are in the update; the others get credit alone
 
 
 def assign(rollouts: StepRollouts, *, config: CreditConfig, seed: int, step: int) -> tuple[list[Row], dict[str, float]]:
@@ -66,13 +67,14 @@ def assign(rollouts: StepRollouts, *, config: CreditConfig, seed: int, step: int
     kept = _policy(policy, config, metrics, seed=seed, step=step)
     kept += _selection(rollouts.of("selection"), policy, config, metrics)
     kept += _summary(rollouts, config, metrics)
-    agents = np.array([AGENTS.index(t.agent) for t in kept], np.int32)
-    if not kept:
+    sequences = [(t, where) for t in kept if t.agent in config.agents for where in t.sequences]
+    agents = np.array([AGENTS.index(t.agent) for t, _ in sequences], np.int32)
+    if not sequences:
         return [], metrics
     weights = np.asarray(
-        _weights(agents, np.ones(len(kept), bool), weights=tuple(config.weights), scale=config.loss_scale)
+        _weights(agents, np.ones(len(sequences), bool), weights=tuple(config.weights), scale=config.loss_scale)
     )
-    return [_row(t, float(w)) for t, w in zip(kept, weights, strict=True)], metrics
+    return [_row(t, where, float(w)) for (t, where), w in zip(sequences, weights, strict=True)], metrics
 
 
 def _padded(rows: Sequence[Sequence[float]]) -> tuple[np.ndarray, np.ndarray]:
@@ -206,14 +208,15 @@ def _is_unknown(call: Trajectory, rollouts: StepRollouts) -> bool:
     return any(p.untried for p in own) and not any(p.verdict.status == "accept" for p in tried)
 
 
-def _row(trajectory: Trajectory, weight: float) -> Row:
-    turn_of = trajectory.turn_index
+def _row(trajectory: Trajectory, where: slice, weight: float) -> Row:
+    """The row of one of a trajectory's sequences."""
+    turn_of = trajectory.turn_index[where]
     advantage = [trajectory.advantages[t] if t >= 0 else 0.0 for t in turn_of]
     return Row(
-        tokens=trajectory.tokens,
+        tokens=trajectory.tokens[where],
         loss=[float(t >= 0) for t in turn_of],
         advantage=advantage,
-        old_logp=trajectory.logp_sample,
+        old_logp=trajectory.logp_sample[where],
         agent=AGENTS.index(trajectory.agent),
         weight=weight,
     )
