@@ -214,6 +214,7 @@ class Run:
                 seed=self.cfg.seed,
                 phase="eval",
                 greedy_speaker=self.speaker(self.sampler(temperature=0.0), trainable),
+                inject=c.inject,
                 progress=bar.update,
             )
         save_trajectories(self.workdir / "rollouts" / f"{phase}.jsonl", trajectories)

@@ -238,6 +238,7 @@ def sandbox_options(cfg: ConfigDict) -> Options:
         timing=s.timing,
         profile=s.device != "cpu" and cfg.reward.w_coverage > 0,
         target_arch=s.target_arch or None if s.device == "cpu" else None,
+        baselines=list(s.baselines),
         reward=RewardSpec(**cfg.reward.to_dict()),
         build_s=s.build_s,
         load_s=s.load_s,
@@ -290,6 +291,9 @@ def rollout_config(cfg: ConfigDict) -> RolloutConfig:
         alpha=cfg.skills.alpha,
         beta=cfg.skills.beta,
         max_triggers=cfg.skills.max_triggers,
+        selector=r.selector,
+        context=r.context,
+        use_skills=cfg.skills.use,
     )
 
 
@@ -319,4 +323,5 @@ def credit_config(cfg: ConfigDict) -> CreditConfig:
         profiling_low=cfg.rl.profiling_low,
         profiling_width=cfg.rl.profiling_width,
         std_floor=cfg.rl.std_floor,
+        agents=tuple(cfg.rl.agents),
     )
