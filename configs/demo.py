@@ -88,6 +88,7 @@ def get_config() -> ConfigDict:
             threads=2,  # threads of candidate and baseline alike
             correctness_trials=2,
             timing="quick",
+            baselines=("eager",),  # what candidates are timed against; speedups are over eager
             target_arch="",  # where triton is judged on a CPU: the GPU that kernels must compile for, such as "sm_90"
             build_s=60.0,  # deadlines of the stages
             load_s=30.0,
@@ -147,6 +148,8 @@ def get_config() -> ConfigDict:
             headers=8,  # skill headers shown to the selection agent
             max_skills=2,  # skills a scheme may inject
             format_penalty=0.1,
+            selector="llm",  # "llm" (the selection agent), or "bm25": each scheme is what retrieval finds first
+            context="full",  # of a later turn: "full" (all that was said), or "kernels": a fresh prompt of kernels, own summaries, verdicts
         )
     )
     c.rl = ConfigDict(
@@ -168,6 +171,7 @@ def get_config() -> ConfigDict:
             weight_policy=1.0,
             weight_selection=0.1,  # few sequences stand for these agents in a step: at more, theirs is most of the gradient
             weight_summary=0.05,
+            agents=("policy", "selection", "summary"),  # which agents' sequences are in the update
             min_group_std=1e-3,
             std_floor=0.0,  # above 0: a group's policy advantages are divided by its returns' deviation, or by this if that is less
             profiling_low=0.0,  # profiling rejection starts here; 0 switches it off (no profiler on a CPU)
@@ -180,6 +184,7 @@ def get_config() -> ConfigDict:
     )
     c.skills = ConfigDict(
         dict(
+            use=True,  # False: no selection, no skill in a prompt, no summaries
             alpha=1.2,  # summary trigger: best turn >= alpha * first turn ...
             beta=1.2,  # ... and >= beta * eager
             max_triggers=2,  # a step
@@ -194,5 +199,6 @@ def get_config() -> ConfigDict:
             summary_cap=6.0,
         )
     )
-    c.evaluation = ConfigDict(dict(samples=6, turns=2, temperature=1.0, top_p=1.0, max_tasks=0))
+    # inject: False evaluates without skills, those of the library stay where they are
+    c.evaluation = ConfigDict(dict(samples=6, turns=2, temperature=1.0, top_p=1.0, max_tasks=0, inject=True))
     return c

@@ -18,6 +18,7 @@ from dk_jax.agents.text import (
     fenced_blocks,
     full_skills,
     is_compact,
+    prose,
     speed,
     trimmed,
 )
@@ -29,6 +30,7 @@ KEEP = "keep"
 """A later turn's answer that hands in the kernel of the turn before again."""
 MAX_FEEDBACK_CHARS = 2000
 MAX_COMPACT_FEEDBACK_CHARS = 80
+MAX_SUMMARY_CHARS = 800
 
 _ENTRY = re.compile(r"\bModelNew\b|\bvoid\s+kernel\s*\(")
 _COMPILER_ERROR = re.compile(r"\b(\d+):(?:\d+:)? *(?:fatal )?error: *(.+)")
@@ -45,13 +47,28 @@ class Reply:
     error: str = ""
 
 
-def render_first(task: TaskView, skills: Sequence[Skill | SkillDraft] = (), *, style: Style) -> str:
-    """The first turn's prompt.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """An earlier turn as a later one's fresh prompt tells it: the kernel (None if there was none), what its author said of it in
+    short ("" for nothing), and the verdict."""
+
+    source: str | None
+    summary: str
+    verdict: VerdictView
+
+
+def render_first(
+    task: TaskView, skills: Sequence[Skill | SkillDraft] = (), *, style: Style, attempts: Sequence[Attempt] = (), summarise: bool = False
+) -> str:
+    """The first turn's prompt, or that of a later turn which starts afresh.
 
     Args:
         task: what to write a kernel for.
         skills: up to three whole skills, shown as optional references.
         style: "chat" or "compact".
+        attempts: earlier turns to tell of, in order: kernels, short summaries and verdicts, without the reasoning that led to them
+            (Kevin, arXiv 2507.11948, section 3: contexts of several turns stay short, and no chain of thought is fed back).
+        summarise: ask for such a short summary below the code (chat style; a compact message holds the source alone).
 
     Raises:
         ValueError: too many skills, or a language and form that nobody judges.
@@ -59,7 +76,8 @@ def render_first(task: TaskView, skills: Sequence[Skill | SkillDraft] = (), *, s
     if len(skills) > MAX_SKILLS:
         raise ValueError(f"{len(skills)} skills for task {task.name!r}; at most {MAX_SKILLS} are injected")
     if is_compact(style):
-        return "\n".join(filter(None, [task.compact.strip(), full_skills(skills, style)]))
+        told = [part for a in attempts for part in (trimmed(a.source or ""), _compact_feedback(a.verdict))]
+        return "\n".join(filter(None, [*told, task.compact.strip(), full_skills(skills, style)]))
     language = LANGUAGE_NAMES.get(task.language, task.language)
     parts = [
         f"You are an expert in writing fast {language} kernels. Replace the PyTorch model below by a faster "
@@ -73,9 +91,13 @@ def render_first(task: TaskView, skills: Sequence[Skill | SkillDraft] = (), *, s
             "## Skills\nThese worked on other tasks. Use what fits, ignore the rest.\n\n"
             + full_skills(skills, style)
         )
+    if attempts:
+        told = [f"### Attempt {i}\n" + _attempt(attempt, task) for i, attempt in enumerate(attempts, 1)]
+        parts.append("## Your attempts so far\n\n" + "\n\n".join(told) + f"\n\n{_wish(attempts[-1].verdict)}")
     parts.append(
         f"## Output\nAnswer with exactly one code block that starts with ```{task.fence} and holds all the "
         "source."
+        + (" Below it say in two or three sentences what you did and why; of your reasoning only that is kept." if summarise else "")
     )
     return "\n\n".join(parts)
 
@@ -88,16 +110,33 @@ def render_feedback(verdict: VerdictView, task: TaskView, *, style: Style) -> st
     """
     if is_compact(style):
         return f"{_compact_feedback(verdict)}\n{task.compact.strip()}"
-    if verdict.outcome == "ok":
-        timed = (
-            f", {speed(verdict.speedup)} the speed of PyTorch eager" if verdict.speedup > 0 else ", not timed"
-        )
-        said, wish = f"correct{timed}", "Write a faster version."
-    else:
-        said, wish = verdict.outcome.replace("_", " "), "Find the cause and write a corrected version."
-    again = f"{wish} Answer in the same format, with one code block of all the source."
-    parts = [f"Verdict on your kernel: {said}.", bounded(verdict.feedback, MAX_FEEDBACK_CHARS), again]
+    again = f"{_wish(verdict)} Answer in the same format, with one code block of all the source."
+    parts = [f"Verdict on your kernel: {_said(verdict)}.", bounded(verdict.feedback, MAX_FEEDBACK_CHARS), again]
     return "\n\n".join(filter(None, parts))
+
+
+def _said(verdict: VerdictView) -> str:
+    if verdict.outcome != "ok":
+        return verdict.outcome.replace("_", " ")
+    return f"correct, {speed(verdict.speedup)} the speed of PyTorch eager" if verdict.speedup > 0 else "correct, not timed"
+
+
+def _wish(verdict: VerdictView) -> str:
+    return "Write a faster version." if verdict.outcome == "ok" else "Find the cause and write a corrected version."
+
+
+def _attempt(attempt: Attempt, task: TaskView) -> str:
+    code = fenced(attempt.source, task.fence) if attempt.source else "(no kernel)"
+    said = f"Your summary: {attempt.summary}" if attempt.summary else ""
+    verdict = f"Verdict: {_said(attempt.verdict)}."
+    return "\n\n".join(filter(None, [code, said, verdict, bounded(attempt.verdict.feedback, MAX_FEEDBACK_CHARS)]))
+
+
+def own_summary(text: str, *, style: Style) -> str:
+    """What a message says of its kernel outside reasoning and code, of bounded length; "" in compact style, whose messages are code."""
+    if is_compact(style):
+        return ""
+    return bounded(prose(after_thinking(text)), MAX_SUMMARY_CHARS)
 
 
 def _compact_feedback(verdict: VerdictView) -> str:

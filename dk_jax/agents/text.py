@@ -92,20 +92,33 @@ def fenced_blocks(text: str) -> tuple[list[str], bool]:
 
     An open block is not among them.
     """
-    blocks: list[str] = []
-    fence, lines = "", []
+    blocks, _, open_ended = _parts(text)
+    return blocks, open_ended
+
+
+def prose(text: str) -> str:
+    """What a Markdown text says outside its code blocks, without blank lines around it."""
+    return "\n".join(_parts(text)[1]).strip()
+
+
+def _parts(text: str) -> tuple[list[str], list[str], bool]:
+    """Closed code blocks, lines outside of blocks, and whether the last block was left open."""
+    blocks, outside, lines = [], [], []
+    fence = ""
     for line in text.split("\n"):
         bare = line.strip()
         if not fence:
             opening = re.fullmatch(r"(`{3,})[\w+#.-]*", bare)
             if opening:
                 fence, lines = opening.group(1), []
+            else:
+                outside.append(line)
         elif bare.startswith(fence) and not bare.strip("`"):
             blocks.append("\n".join(lines))
             fence = ""
         else:
             lines.append(line)
-    return blocks, bool(fence)
+    return blocks, outside, bool(fence)
 
 
 def speed(speedup: float) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from dk_jax.rollout.episode import RolloutConfig, Speaker, policy_turns, select_skills
+from dk_jax.rollout.episode import RolloutConfig, Speaker, choose_schemes, policy_turns
 from dk_jax.rollout.judge import Judge
 from dk_jax.rollout.trajectory import Trajectory, derive_seed
 from dk_jax.skills.record import Skill
@@ -73,10 +73,12 @@ def evaluate(
     phase: str,
     greedy_speaker: Speaker,
     progress: Callable[[int], None] | None = None,
+    inject: bool = True,
 ) -> list[Trajectory]:
     """Runs the protocol and returns the policy trajectories, task by task, `samples` each.
 
     Args:
+        inject: False leaves the library out, nothing is selected (the ablation "no injection at inference").
         speaker: samples the policy. greedy_speaker: temperature 0, chooses the scheme.
         phase: names the work in the judge's journal and the seeds.
     """
@@ -85,12 +87,9 @@ def evaluate(
         return derive_seed(seed, phase, trajectory.agent, trajectory.task, trajectory.member, turn)
 
     by_name = {skill.name: skill for skill in active}
-    schemes: dict[str, tuple[str, ...]] = {}
-    if active:
-        chosen = select_skills(greedy_speaker, tasks, active, config=config, samples=1, seed_of=seed_of)
-        schemes = {t.task: t.skills for t in chosen}
+    _, schemes = choose_schemes(greedy_speaker, tasks, active if inject else (), config=config, samples=1, seed_of=seed_of)
     trajectories = [
-        Trajectory(agent="policy", task=task.name, group=task.name, scheme=0, member=m, skills=schemes.get(task.name, ()))
+        Trajectory(agent="policy", task=task.name, group=task.name, scheme=0, member=m, skills=schemes.get((task.name, 0), ()))
         for task in tasks
         for m in range(samples)
     ]

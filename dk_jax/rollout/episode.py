@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from dk_jax.agents import policy, selection, summary
 from dk_jax.agents.text import TaskView
@@ -53,6 +53,9 @@ class RolloutConfig:
     alpha: float = 1.2
     beta: float = 1.2
     max_triggers: int = 2
+    selector: Literal["llm", "bm25"] = "llm"  # who chooses a scheme's skills: the agent, or retrieval alone
+    context: Literal["full", "kernels"] = "full"  # what a later turn sees: all that was said, or a fresh prompt that tells of it
+    use_skills: bool = True  # False: no selection, no injection, no summaries
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -83,19 +86,27 @@ class Speaker:
         return len(self.codec.open_turn(prompt, first=True)) + max_new <= self.max_context_tokens
 
     def speak(
-        self, trajectories: Sequence[Trajectory], prompts: Sequence[str], seeds: Sequence[int], *, max_new: int, keep: bool = False
+        self,
+        trajectories: Sequence[Trajectory],
+        prompts: Sequence[str],
+        seeds: Sequence[int],
+        *,
+        max_new: int,
+        keep: bool = False,
+        fresh: bool = False,
     ) -> list[bool]:
         """Appends prompt and sampled answer to each trajectory, in place; `keep` says that they will go on, for which their keys and
-        values are kept until a call without it.
+        values are kept until a call without it. `fresh`: each prompt opens a conversation of its own, a new sequence of its trajectory.
 
         Returns, for each, whether there was room; a trajectory without room for `max_new` more tokens is left as it was.
         """
         rows, room, fed, conversations = [], [], [], []
         for trajectory, prompt in zip(trajectories, prompts, strict=True):
-            tokens = self.codec.open_turn(prompt, first=not trajectory.tokens)
-            if trajectory.tokens and trajectory.tokens[-1] != self.codec.eos_id:
+            before = [] if fresh else trajectory.tokens
+            tokens = self.codec.open_turn(prompt, first=not before)
+            if before and before[-1] != self.codec.eos_id:
                 tokens = [self.codec.eos_id, *tokens]  # the message before was cut off: close it
-            fits = len(trajectory.tokens) + len(tokens) + max_new <= self.max_context_tokens
+            fits = len(before) + len(tokens) + max_new <= self.max_context_tokens
             if not fits and not trajectory.tokens:
                 raise ValueError(
                     f"the first prompt of task {trajectory.task!r} ({trajectory.agent}) has {len(tokens)} tokens; with {max_new} new "
@@ -104,10 +115,10 @@ class Speaker:
             room.append(fits)
             if fits:
                 _, conversation = self.kept.get(id(trajectory), (None, None))
-                if conversation is not None and conversation.tokens != trajectory.tokens:
+                if conversation is not None and conversation.tokens != before:
                     conversation = None
                 conversations.append(conversation)
-                fed.append((tokens, tokens if conversation else [*trajectory.tokens, *tokens]))
+                fed.append((tokens, tokens if conversation else [*before, *tokens]))
                 rows.append(trajectory)
         self.kept = {}
         if not rows:
@@ -126,6 +137,8 @@ class Speaker:
             keep=keep,
         )
         for trajectory, (tokens, _), sample in zip(rows, fed, samples, strict=True):
+            if fresh:
+                trajectory.start_sequence()
             trajectory.append_prompt(tokens)
             if sample.conversation is not None:
                 self.kept[id(trajectory)] = trajectory, sample.conversation
@@ -162,14 +175,17 @@ def policy_turns(
     progress: Callable[[int], None] | None = None,
 ) -> None:
     """Runs all turns of the given policy trajectories together, in place: sample, judge (with `timed=False` for correctness
-    alone), feed back."""
+    alone), feed back. With `config.context` "kernels" a later turn answers a fresh prompt, see `_retold`."""
     views = [task_view(task, language=config.language, form=config.form) for task in tasks]
+    fresh = config.context == "kernels"
     alive = list(range(len(trajectories)))
     for turn in range(turns):
         prompts = []
         for i in alive:
             if turn == 0:
-                prompts.append(policy.render_first(views[i], skills[i], style=config.style))
+                prompts.append(policy.render_first(views[i], skills[i], style=config.style, summarise=fresh and turns > 1))
+            elif fresh:
+                prompts.append(_retold(speaker, trajectories[i], views[i], skills[i], config=config))
             else:
                 prompts.append(policy.render_feedback(trajectories[i].turns[-1].verdict, views[i], style=config.style))
         room = speaker.speak(
@@ -177,7 +193,8 @@ def policy_turns(
             prompts,
             [seed_of(trajectories[i], turn) for i in alive],
             max_new=config.max_policy_tokens,
-            keep=turn + 1 < turns,
+            keep=turn + 1 < turns and not fresh,
+            fresh=fresh,
         )
         alive = [i for i, fits in zip(alive, room, strict=True) if fits]
         asked = []
@@ -209,6 +226,49 @@ def policy_turns(
             last = trajectories[i].turns[-1]
             last.reward = last.verdict.reward
             trajectories[i].rewards.append(last.reward)
+
+
+def _retold(speaker: Speaker, trajectory: Trajectory, view: TaskView, skills: Sequence[Skill], *, config: RolloutConfig) -> str:
+    """A later turn's fresh prompt: the task, the kernels so far with their authors' summaries and verdicts, nothing of the reasoning.
+    Where they do not fit into the context, the oldest are left out."""
+    attempts = [
+        policy.Attempt(source=turn.source, summary=policy.own_summary(turn.text, style=config.style), verdict=turn.verdict)
+        for turn in trajectory.turns
+    ]
+    while True:
+        prompt = policy.render_first(view, skills, style=config.style, attempts=attempts, summarise=True)
+        if len(attempts) == 1 or speaker.fits(prompt, config.max_policy_tokens):
+            return prompt
+        attempts = attempts[1:]
+
+
+def choose_schemes(
+    speaker: Speaker,
+    tasks: Sequence[Task],
+    active: Sequence[Skill],
+    *,
+    config: RolloutConfig,
+    samples: int,
+    seed_of: Callable[[Trajectory, int], int],
+) -> tuple[list[Trajectory], dict[tuple[str, int], tuple[str, ...]]]:
+    """The selection agent's trajectories, and the skills of each (task, scheme), `samples` schemes a task.
+
+    With `config.selector` "bm25" there are no trajectories: each of a task's schemes is the first `max_skills` that retrieval finds, or
+    as many of them as fit into the context. Without skills, or without `use_skills`, both are empty.
+    """
+    if not active or not config.use_skills:
+        return [], {}
+    if config.selector == "llm":
+        chosen = select_skills(speaker, tasks, active, config=config, samples=samples, seed_of=seed_of)
+        return chosen, {(t.task, t.scheme): t.skills for t in chosen}
+    index, schemes = SkillIndex(active), {}
+    for task in tasks:
+        view = task_view(task, language=config.language, form=config.form)
+        skills = index.top(selection.query(view), config.max_skills)
+        while skills and not speaker.fits(policy.render_first(view, skills, style=config.style), config.max_policy_tokens):
+            skills = skills[:-1]
+        schemes |= {(task.name, j): tuple(skill.name for skill in skills) for j in range(samples)}
+    return [], schemes
 
 
 def select_skills(
@@ -335,10 +395,7 @@ def collect(
             seed, "rl", step, trajectory.agent, trajectory.task, trajectory.group, trajectory.scheme, trajectory.member, turn
         )
 
-    chosen: list[Trajectory] = []
-    if active:
-        chosen = select_skills(speaker, tasks, active, config=config, samples=config.selections, seed_of=seed_of)
-    sets: dict[tuple[str, int], tuple[str, ...]] = {(t.task, t.scheme): t.skills for t in chosen}
+    chosen, sets = choose_schemes(speaker, tasks, active, config=config, samples=config.selections, seed_of=seed_of)
     rollouts = [
         Trajectory(
             agent="policy",
@@ -384,7 +441,8 @@ def collect(
             progress=progress,
         )
     calls: list[Call] = []
-    for trigger in triggers(rollouts, alpha=config.alpha, beta=config.beta, limit=config.max_triggers):
+    limit = config.max_triggers if config.use_skills else 0
+    for trigger in triggers(rollouts, alpha=config.alpha, beta=config.beta, limit=limit):
         calls += _summarise(speaker, trigger, by_task, by_name, config=config, seed_of=seed_of)
     proposals = verifier.verify(
         speaker,

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from ml_collections import ConfigDict
 from pydantic import ValidationError
 
+from dk_jax.models.config import AGENTS
 from dk_jax.sft.batches import seats
 from dk_jax.train import setup, updaters
 from dk_jax.train.setup import ConfigError, TaskSets
@@ -26,6 +27,13 @@ POSITIVE = {
     "sandbox": ("workers", "threads", "correctness_trials", "parallel_tasks"),
 }
 """Numbers of which there must be at least one."""
+CHOICES = {
+    "rollout.selector": ("llm", "bm25"),
+    "rollout.context": ("full", "kernels"),
+    "skills.use": (True, False),
+    "evaluation.inject": (True, False),
+}
+"""Switches, and what they may be."""
 
 
 def check_config(cfg: ConfigDict) -> None:
@@ -47,6 +55,13 @@ def _check(cfg: ConfigDict) -> None:
         setup.sandbox_options(cfg)
         Candidate(source="x", language=cfg.sandbox.language, form=cfg.sandbox.form)
     _check_model(cfg)
+    for key, allowed in CHOICES.items():
+        group, name = key.split(".")
+        if cfg[group][name] not in allowed:
+            raise ConfigError(f"{key} is {cfg[group][name]!r}: use one of {', '.join(map(repr, allowed))}")
+    agents = cfg.rl.agents
+    if isinstance(agents, str) or not agents or set(agents) - set(AGENTS):
+        raise ConfigError(f"rl.agents is {agents!r}: name at least one of {', '.join(AGENTS)}, as a tuple")
     for group, names in POSITIVE.items():
         for name in names:
             if cfg[group][name] < 1:
