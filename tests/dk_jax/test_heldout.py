@@ -118,7 +118,7 @@ class FakeSpeaker:
     def fits(self, prompt, max_new):
         return True
 
-    def speak(self, trajectories, prompts, seeds, *, max_new, keep=False):
+    def speak(self, trajectories, prompts, seeds, *, max_new, keep=False, fresh=False):
         for trajectory, prompt, seed in zip(trajectories, prompts, seeds, strict=True):
             self.heard.append((trajectory, prompt, seed))
             trajectory.turns.append(Turn(text=self._reply(trajectory, prompt), stop="eos"))

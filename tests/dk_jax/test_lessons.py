@@ -115,7 +115,7 @@ class Speaker:
     def fits(self, prompt, max_new):
         return True
 
-    def speak(self, trajectories, prompts, seeds, *, max_new, keep=False):
+    def speak(self, trajectories, prompts, seeds, *, max_new, keep=False, fresh=False):
         self.prompts += prompts
         for trajectory in trajectories:
             trajectory.turns.append(Turn(text="", stop="eos"))

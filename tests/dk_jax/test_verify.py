@@ -37,7 +37,7 @@ class Speaker:
     def fits(self, prompt, max_new):
         return len(prompt) + max_new <= self.room
 
-    def speak(self, trajectories, prompts, seeds, *, max_new, keep=False):
+    def speak(self, trajectories, prompts, seeds, *, max_new, keep=False, fresh=False):
         self.seeds += seeds
         for trajectory, prompt in zip(trajectories, prompts, strict=True):
             stop = "length" if trajectory.task in self.cut else "eos"
