@@ -13,10 +13,11 @@ from jaxtyping import Array, Bool, Float, Int
 
 
 class MismatchFilter(NamedTuple):
-    """Which trajectories to keep, and each one's geometric mean of train over sampler probability."""
+    """Which trajectories to keep, each one's geometric mean of train over sampler probability, and which one token has vetoed."""
 
     keep: Bool[Array, " B"]
     mean_ratio: Float[Array, " B"]
+    vetoed: Bool[Array, " B"]
 
 
 def mismatch_rejection(
@@ -28,7 +29,9 @@ def mismatch_rejection(
     high: float = 1.001,
     token_veto: float = 1e-4,
 ) -> MismatchFilter:
-    """Rejects trajectories that the trainer sees with other probabilities than the sampler drew them with.
+    """Keeps a trajectory where low <= (prod_t p_train / p_sampler)^(1/T) <= high and no token's ratio is below the veto.
+
+    The others were drawn from another policy than the one that is trained: their gradient belongs to neither.
 
     Args:
         train_logp, sampler_logp: log-probs of the sampled tokens under trainer and sampler, same parameters.
@@ -36,12 +39,12 @@ def mismatch_rejection(
         low, high: bounds on the geometric mean, over a trajectory's tokens, of train / sampler probability.
         token_veto: one token whose ratio lies below this rejects its trajectory; 0 switches the veto off.
 
-    Source: Dr.Kernel (arXiv 2602.05885). NaN anywhere in a trajectory rejects it.
+    Source: Dr.Kernel (arXiv 2602.05885), mismatch rejection sampling. NaN anywhere in a trajectory rejects it, without a veto.
     """
     delta = jnp.where(mask, train_logp, 0.0) - jnp.where(mask, sampler_logp, 0.0)
     mean_ratio = jnp.exp(jnp.sum(delta, axis=1) / jnp.maximum(jnp.sum(mask, axis=1), 1))
-    no_veto = jnp.all(delta >= jnp.log(token_veto), axis=1)
-    return MismatchFilter(keep=(mean_ratio >= low) & (mean_ratio <= high) & no_veto, mean_ratio=mean_ratio)
+    vetoed = jnp.any(delta < jnp.log(token_veto), axis=1)
+    return MismatchFilter(keep=(mean_ratio >= low) & (mean_ratio <= high) & ~vetoed, mean_ratio=mean_ratio, vetoed=vetoed)
 
 
 def profiling_rejection(
@@ -59,7 +62,8 @@ def profiling_rejection(
         correct: turns that were correct.
         uniform: one random number in [0, 1) for each turn.
 
-    Source: Dr.Kernel (arXiv 2602.05885): kernels that leave the work to the framework are thinned out.
+    Source: Dr.Kernel (arXiv 2602.05885), profiling-based rejection sampling: kernels that leave the work to the framework are thinned
+    out.
     """
     probability = jnp.clip((coverage - threshold) / width, 0.0, 1.0)
     return ~correct | (uniform < probability)
@@ -92,6 +96,8 @@ def degenerate_groups(
             group and not kept.
         min_std: population standard deviation below which a group says nothing. A group of one never says
             anything.
+
+    Source: daVinci-kernel (arXiv 2606.16497), groups of return std < 1e-3; dynamic sampling of DAPO (arXiv 2503.14476).
     """
     if valid is None:
         valid = jnp.ones(values.shape, bool)

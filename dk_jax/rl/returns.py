@@ -18,6 +18,8 @@ def discounted_returns(
 
     Raises:
         ValueError: gamma outside [0, 1].
+
+    Source: Kevin (arXiv 2507.11948, "sum" with gamma 0.4); with gamma 1 daVinci-kernel (arXiv 2606.16497) and Dr.Kernel.
     """
     if not 0.0 <= gamma <= 1.0:
         raise ValueError(f"gamma is {gamma}; a discount per turn lies in [0, 1]")
