@@ -19,7 +19,7 @@ from dk_jax.train.setup import ConfigError, TaskSets
 from sandbox.protocol import Candidate
 
 POSITIVE = {
-    "sft": ("steps", "batch", "microbatch", "checkpoint_every", "max_tokens"),
+    "sft": ("batch", "microbatch", "checkpoint_every", "max_tokens"),
     "rl": ("steps", "epochs", "microbatch", "checkpoint_every"),
     "rollout": ("tasks", "rollouts", "turns", "max_rows", "max_policy_tokens", "max_selection_tokens", "max_summary_tokens"),
     "evaluation": ("samples", "turns"),
@@ -50,7 +50,10 @@ def check_config(cfg: ConfigDict) -> None:
 
 def _check(cfg: ConfigDict) -> None:
     setup.rollout_config(cfg)
-    setup.kernel_variants(cfg.sandbox.language)
+    if cfg.sft.steps < 0:
+        raise ConfigError(f"sft.steps is {cfg.sft.steps}: give the steps of the cold start, or 0 for none")
+    if cfg.sft.steps:
+        setup.kernel_variants(cfg.sandbox.language)
     with _blaming("sandbox or reward"):
         setup.sandbox_options(cfg)
         Candidate(source="x", language=cfg.sandbox.language, form=cfg.sandbox.form)

@@ -141,6 +141,8 @@ class Run:
         model, c = self.model, self.cfg.sft
         updater = updaters.for_cold_start(self.cfg, model.static)
         state = self._fresh_state(updater)
+        if not c.steps:  # no cold start: RL begins with the model as it is
+            return state
         checkpoints = Checkpoints(self.workdir / "checkpoints" / "sft", keep=1)
         if checkpoints.latest_step == c.steps:
             return checkpoints.restore(state)

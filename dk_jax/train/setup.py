@@ -80,7 +80,7 @@ def load_tasks(cfg: ConfigDict) -> TaskSets:
                 "sandbox.form='kernel' with tasks.source='kernelbench': which tensors such a kernel gets is known of built-in tasks "
                 "alone. Use sandbox.form='module'."
             )
-        if not cfg.tasks.generated:
+        if cfg.sft.steps and not cfg.tasks.generated:
             raise ConfigError("tasks.generated is 0 with tasks.source='kernelbench': the cold start has no task to write kernels for")
         tasks = split_by_family(load_kernelbench(Path(cfg.tasks.directory), tuple(sorted(levels)), size=cfg.tasks.size))
     else:
