@@ -45,7 +45,7 @@ class BackboneConfig:
       lora_alpha: the LoRA branch is scaled by lora_alpha / lora_rank.
       lora_targets: which of PROJECTIONS have a LoRA branch, in any order; kept in the order of PROJECTIONS.
       remat: recompute each layer in the backward pass instead of keeping its activations.
-      attention: "xla", or "cudnn" (NVIDIA only, bfloat16 only), for training.
+      attention: for training: "xla"; "cudnn" (NVIDIA only, bfloat16 only); or "blocks", for long rows where there is no cuDNN.
     """
 
     family: Family
@@ -68,7 +68,7 @@ class BackboneConfig:
     lora_alpha: float = 16.0
     lora_targets: tuple[str, ...] = PROJECTIONS
     remat: bool = False
-    attention: Literal["xla", "cudnn"] = "xla"
+    attention: Literal["xla", "cudnn", "blocks"] = "xla"
 
     def __post_init__(self):
         for name in ("vocab_size", "d_model", "n_layers", "n_heads", "n_kv_heads", "head_dim", "d_ff"):
@@ -82,7 +82,7 @@ class BackboneConfig:
             "family": ("llama", "qwen3"),
             "compute_dtype": ("float32", "bfloat16"),
             "param_dtype": ("float32", "bfloat16"),
-            "attention": ("xla", "cudnn"),
+            "attention": ("xla", "cudnn", "blocks"),
         }
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
