@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -30,28 +29,26 @@ from dk_jax.evaluation import heldout
 from dk_jax.evaluation.report import write_report
 from dk_jax.generation.sampler import Sampler, make_sampler
 from dk_jax.metrics import Metrics
-from dk_jax.models.config import AGENTS
 from dk_jax.models.lora import combine
-from dk_jax.rollout.digest import rollout_metrics, skill_usage
-from dk_jax.rollout.episode import Speaker, StepRollouts, collect, task_view
+from dk_jax.models.sharding import row_share
+from dk_jax.rollout.episode import Speaker, task_view
 from dk_jax.rollout.judge import Journal
-from dk_jax.rollout.trajectory import load_trajectories, save_trajectories
+from dk_jax.rollout.trajectory import save_trajectories
 from dk_jax.rollout.verify import Verifier
 from dk_jax.sft import training as sft
 from dk_jax.sft.judged import JudgedKernel
 from dk_jax.sft.samples import Sample, to_row
 from dk_jax.skills.library import SkillLibrary
-from dk_jax.train import setup, updaters
+from dk_jax.train import model as models
+from dk_jax.train import modes, setup, updaters
 from dk_jax.train.admission import admitted
-from dk_jax.train.batch import microbatches
 from dk_jax.train.checks import check_config, check_tasks
 from dk_jax.train.cold_start import ColdStartData
-from dk_jax.train.credit import assign
+from dk_jax.train.rl_phase import RLPhase
 from dk_jax.train.state import Checkpoints, TrainState
-from dk_jax.train.update import Updater, on_one_device, replicated
+from dk_jax.train.update import Updater, for_sampling
 from dk_jax.train.workdir import remember_config, remember_weights
 
-log = logging.getLogger(__name__)
 PHASES = ("corpus", "sft", "eval_sft", "rl", "eval_rl", "report")
 
 
@@ -75,12 +72,13 @@ class Run:
             raise setup.ConfigError(f"another run is using {self.workdir}: wait for it, or choose another --workdir") from error
         # All of the config that can be wrong is looked at first: a workdir remembers none that could not run.
         check_config(cfg)
+        models.check_source(cfg.model)
         self.tasks = setup.load_tasks(cfg)
         if socket and any(task.spec is None for task in self.tasks.all):
             self.tasks = admitted(self.tasks, make_judge(cfg, socket, None), self.workdir / "admission.json")
         check_tasks(cfg, self.tasks)
         self.rollout_config = setup.rollout_config(cfg)
-        self._verifier = Verifier.from_config(cfg, self.tasks.siblings)
+        self.verifier = Verifier.from_config(cfg, self.tasks.siblings)
         remember_config(cfg, self.workdir)
         self.views = {
             t.name: task_view(t, language=cfg.sandbox.language, form=cfg.sandbox.form)
@@ -90,7 +88,7 @@ class Run:
         self.metrics = Metrics(self.workdir)
         self.library = SkillLibrary(self.workdir / "library.sqlite")
         self._socket, self._make_judge = socket, make_judge
-        self._model: setup.Model | None = None
+        self._model: models.Model | None = None
         self._sampler: Sampler | None = None
 
     def close(self) -> None:
@@ -124,14 +122,14 @@ class Run:
         return self.data.samples(self.views, self.corpus())
 
     @property
-    def model(self) -> setup.Model:
+    def model(self) -> models.Model:
         """Backbone and codec, made once."""
         if self._model is None:
             remember_weights(self.cfg, self.workdir)
-            codec = setup.make_codec(
+            codec = models.make_codec(
                 self.cfg, self.workdir, lambda: [text for sample in self.samples() for text in sample.texts]
             )
-            self._model = setup.make_model(self.cfg, codec)
+            self._model = models.make_model(self.cfg, codec)
         return self._model
 
     # --- cold start -------------------------------------------------------------------------------------------------
@@ -139,8 +137,8 @@ class Run:
     def sft(self) -> TrainState:
         """Cold-start training; returns (or restores) its final state."""
         model, c = self.model, self.cfg.sft
-        updater = updaters.for_cold_start(self.cfg, model.static)
-        state = self._fresh_state(updater)
+        updater = updaters.for_cold_start(self.cfg, model)
+        state = self.fresh_state(updater)
         if not c.steps:  # no cold start: RL begins with the model as it is
             return state
         checkpoints = Checkpoints(self.workdir / "checkpoints" / "sft", keep=1)
@@ -169,24 +167,25 @@ class Run:
         checkpoints.close()
         return state
 
-    def _fresh_state(self, updater: Updater, trainable: Any = None) -> TrainState:
+    def fresh_state(self, updater: Updater, trainable: Any = None) -> TrainState:
         # A copy: updates donate their buffers, and the model's initial parameters must outlive them.
         start = self.model.trainable if trainable is None else trainable
         trainable = jax.tree.map(lambda leaf: leaf.copy(), start)
-        return TrainState(step=0, trainable=trainable, opt_state=replicated(updater.optimizer.init(trainable)), record={})
+        return TrainState(step=0, trainable=trainable, opt_state=updater.start(trainable), record={})
 
     # --- sampling ---------------------------------------------------------------------------------------------------
 
     def sampler(self, *, temperature: float, top_p: float = 1.0) -> Sampler:
         """A sampler that draws in this way; all of a run share their compiled programs."""
         if self._sampler is None:
-            self._sampler = make_sampler(self.model.static, setup.sampler_config(self.cfg, self.model.codec.eos_id))
+            config = setup.sampler_config(self.cfg, self.model.codec.eos_id, row_share(self.model.mesh))
+            self._sampler = make_sampler(self.model.static, config, self.model.mesh)
         return self._sampler.drawing(temperature=temperature, top_p=top_p)
 
     def speaker(self, sampler, trainable: Any) -> Speaker:
         return Speaker(
             sampler=sampler,
-            params=on_one_device(combine(trainable, self.model.frozen)),
+            params=for_sampling(combine(trainable, self.model.frozen)),
             codec=self.model.codec,
             max_context_tokens=self.cfg.rollout.max_context_tokens,
         )
@@ -235,107 +234,16 @@ class Run:
 
     def rl(self, start: Any) -> TrainState:
         """Joint RL from the cold start's parameters (or the newest checkpoint) to `rl.steps`."""
-        c = self.cfg.rl
-        updater = updaters.for_rl(self.cfg, self.model.static)
-        checkpoints = Checkpoints(self.workdir / "checkpoints" / "rl")
-        state = self._fresh_state(updater, start)
-        restored = checkpoints.restore(state)
-        if restored is None:
-            state.record = {"seed": self.cfg.seed, "judged": 0}
-            self.library.rollback_to(0)
-            checkpoints.save(state)
-        else:
-            state = restored
-            self.library.rollback_to(state.step)
-        if state.step >= c.steps:
-            checkpoints.close()
-            return state
-        judge, verifier = self.judge("rl"), self._verifier
-        sampler = self.sampler(temperature=self.cfg.rollout.temperature)
-        r = self.cfg.rollout
-        turns = (r.tasks * r.turns + r.checked_tasks) * (r.selections + 1) * r.rollouts
-        with tqdm(total=c.steps, desc="joint RL", unit="step", initial=state.step) as bar:
-            while state.step < c.steps:
-                started = time.monotonic()
-                with tqdm(total=turns, desc=f"  step {state.step + 1}", unit="turn", leave=False) as inner:
-                    rollouts = self.collect(state, sampler, judge, verifier, progress=inner.update)
-                collected = time.monotonic()
-                state, metrics = self.learn(state, rollouts, updater)
-                verifier.stage(self.library, rollouts.proposals, step=state.step)
-                self._stage_usage(rollouts)
-                self.library.commit(state.step)
-                # Before the checkpoint: a step that it holds is not done again, so nothing of it may be missing.
-                if c.keep_rollouts:
-                    save_trajectories(self.workdir / "rollouts" / f"step_{state.step:05d}.jsonl", rollouts.trajectories)
-                metrics |= {"collect_s": collected - started, "update_s": time.monotonic() - collected}
-                counts = self.library.counts()
-                metrics |= {f"skills_{k}": float(counts[k]) for k in ("proposed", "verified", "active")}
-                self.metrics.scalars("rl", state.step, metrics)
-                self._log_examples(state.step, rollouts)
-                if state.step % c.checkpoint_every == 0 or state.step == c.steps:
-                    checkpoints.save(state)
-                    judge.journal.clear()
-                bar.update(1)
-                bar.set_postfix(
-                    reward=f"{metrics['reward']:.2f}",
-                    correct=f"{metrics['correct']:.0%}",
-                    speedup=f"{metrics['speedup']:.2f}",
-                    skills=int(counts["active"]),
-                )
-        checkpoints.close()
-        return state
+        with RLPhase(self) as phase:
+            return phase.train(start)
 
-    def collect(self, state: TrainState, sampler, judge, verifier, progress=None) -> StepRollouts:
-        """The rollouts of the step after `state`."""
-        r, seed = self.cfg.rollout, self.cfg.seed
-        tasks = setup.step_tasks(self.tasks.rl, state.step, count=r.tasks, seed=seed)
-        checked = []
-        if r.checked_tasks:
-            checked = setup.step_tasks(self.tasks.checked, state.step, count=r.checked_tasks, seed=seed, key="rollout.checked_tasks")
-        return collect(
-            self.speaker(sampler, state.trainable),
-            judge,
-            verifier,
-            tasks,
-            self.library.active(),
-            config=self.rollout_config,
-            seed=seed,
-            step=state.step,
-            checked=checked,
-            progress=progress,
-        )
+    def rollout_only(self, path: Path) -> int:
+        """See `dk_jax.train.modes.rollout_only`."""
+        return modes.rollout_only(self, path)
 
-    def learn(self, state: TrainState, rollouts: StepRollouts, updater: Updater) -> tuple[TrainState, dict[str, float]]:
-        """The joint update on all three agents' tokens; with `rl.epochs` > 1 several from the same rollouts.
-
-        Old log-probabilities stay those of the sampler, so that clipping bounds how far the epochs may go together; what the
-        loss tells (ratio, clip_fraction, ...) is of the last one.
-        """
-        rows, metrics = assign(rollouts, config=setup.credit_config(self.cfg), seed=self.cfg.seed, step=state.step)
-        metrics |= rollout_metrics(rollouts)
-        trainable, opt_state = state.trainable, state.opt_state
-        if rows:
-            batches = list(microbatches(rows, size=self.cfg.rl.microbatch, step=self.cfg.rl.length_step))
-            for _ in range(self.cfg.rl.epochs):
-                trainable, opt_state, found = updater.update(trainable, self.model.frozen, opt_state, batches)
-                metrics |= found
-            for agent in AGENTS:
-                metrics[f"sequences_{agent}"] = float(sum(row.agent == AGENTS.index(agent) for row in rows))
-        else:
-            log.warning("step %d: no group of rollouts differs in return, nothing to learn", state.step + 1)
-        record = dict(state.record)
-        record["judged"] = int(record.get("judged", 0)) + sum(len(t.verdicts) for t in rollouts.of("policy"))
-        return TrainState(step=state.step + 1, trainable=trainable, opt_state=opt_state, record=record), metrics
-
-    def _stage_usage(self, rollouts: StepRollouts) -> None:
-        for name, use in skill_usage(rollouts, null=self.cfg.rollout.selections, floor=self.cfg.skills.fail_speedup):
-            self.library.use(self.library.get(name).id, **use)
-
-    def _log_examples(self, step: int, rollouts: StepRollouts) -> None:
-        best = max(rollouts.of("policy"), key=lambda t: t.best.verdict.speedup if t.best else 0.0)
-        if best.best is not None:
-            text = f"{best.task}: {best.best.verdict.speedup:.2f}x\n\n```\n{best.best.source}\n```"
-            self.metrics.text("rl/best_kernel", step, text)
+    def train_from(self, path: Path) -> dict[str, float]:
+        """See `dk_jax.train.modes.train_from`."""
+        return modes.train_from(self, path)
 
     # --- all of it --------------------------------------------------------------------------------------------------
 
@@ -358,29 +266,3 @@ class Run:
                 "checkpoint": self.workdir / "checkpoints" / "rl" / str(final.step),
             },
         }
-
-    def rollout_only(self, path: Path) -> int:
-        """Writes the trajectories of the next RL step, with advantages, without learning from them; returns their number."""
-        updater = updaters.for_rl(self.cfg, self.model.static)
-        state = Checkpoints(self.workdir / "checkpoints" / "rl").restore(self._fresh_state(updater, self.sft().trainable))
-        state = state or self._fresh_state(updater, self.sft().trainable)
-        self.library.rollback_to(state.step)
-        sampler = self.sampler(temperature=self.cfg.rollout.temperature)
-        rollouts = self.collect(state, sampler, self.judge("rollout"), self._verifier)
-        assign(rollouts, config=setup.credit_config(self.cfg), seed=self.cfg.seed, step=state.step)
-        save_trajectories(path, rollouts.trajectories)
-        return len(rollouts.trajectories)
-
-    def train_from(self, path: Path) -> dict[str, float]:
-        """One update from a file of trajectories, checkpointed as the next RL step. Their rewards stand as they were judged."""
-        trajectories = load_trajectories(path)
-        updater = updaters.for_rl(self.cfg, self.model.static)
-        checkpoints = Checkpoints(self.workdir / "checkpoints" / "rl")
-        fresh = self._fresh_state(updater, self.sft().trainable)
-        state = checkpoints.restore(fresh) or fresh
-        self.library.rollback_to(state.step)
-        state, metrics = self.learn(state, StepRollouts(trajectories=trajectories, proposals=[]), updater)
-        self.library.commit(state.step)
-        self.metrics.scalars("rl", state.step, metrics)
-        checkpoints.save(state)
-        return metrics

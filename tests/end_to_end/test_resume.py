@@ -13,7 +13,7 @@ from dk_jax.rollout.judge import Journal
 from dk_jax.rollout.trajectory import load_trajectories
 from dk_jax.skills.library import SkillLibrary
 from dk_jax.tasks.builtin import builtin_suite
-from dk_jax.train import run as run_module
+from dk_jax.train import rl_phase
 from dk_jax.train.state import Checkpoints
 from tests.end_to_end.scripted import Killed, ScriptedClient, ScriptedRun, tiny_config
 
@@ -106,7 +106,7 @@ def test_killed_around_its_commit_a_step_is_whole_after_the_resume(uninterrupted
     cfg.rl.checkpoint_every = checkpoint_every
     owner, name = {
         "commit": (SkillLibrary, "commit"),
-        "rollouts": (run_module, "save_trajectories"),
+        "rollouts": (rl_phase, "save_trajectories"),
         "scalars": (Metrics, "scalars"),
         "save": (Checkpoints, "save"),
         "clear": (Journal, "clear"),
