@@ -108,13 +108,23 @@ class Candidate(_Request):
 
 
 class RewardSpec(_Request):
-    """Weights of reward = correct * (w_correct + w_speed * min(speedup, speedup_cap) + w_coverage *
-    coverage)."""
+    """How a verdict is rewarded.
 
+    "weighted": reward = correct * (w_correct + w_speed * min(speedup, speedup_cap) + w_coverage * coverage).
+    "milestones" (CUDA Agent, arXiv 2602.24286): -1 failed, 1 correct, 2 faster than eager by 5 %, 3 faster than eager and torch.compile
+    by 5 %; weights and cap are not used.
+    """
+
+    kind: Literal["weighted", "milestones"] = "weighted"
     w_correct: float = Field(default=0.5, ge=0, le=100)
     w_speed: float = Field(default=0.5, ge=0, le=100)
     w_coverage: float = Field(default=0.5, ge=0, le=100)
     speedup_cap: float = Field(default=6.0, gt=0, le=1000)
+
+    @property
+    def failure(self) -> float:
+        """What a candidate gets that failed by its own fault."""
+        return -1.0 if self.kind == "milestones" else 0.0
 
 
 class Options(_Request):
@@ -147,6 +157,14 @@ class Options(_Request):
                 "eager_missing", "baselines must contain 'eager': the speedup is against it", {}
             )
         return value
+
+    @model_validator(mode="after")
+    def _milestones_are_measured(self) -> Options:
+        if self.reward.kind == "milestones" and "torch.compile" not in self.baselines:
+            raise PydanticCustomError(
+                "compile_missing", "baselines must contain 'torch.compile' with reward kind 'milestones': 3 is for being faster than it", {}
+            )
+        return self
 
 
 class EvaluationRequest(_Request):

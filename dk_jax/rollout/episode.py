@@ -56,6 +56,7 @@ class RolloutConfig:
     selector: Literal["llm", "bm25"] = "llm"  # who chooses a scheme's skills: the agent, or retrieval alone
     context: Literal["full", "kernels"] = "full"  # what a later turn sees: all that was said, or a fresh prompt that tells of it
     use_skills: bool = True  # False: no selection, no injection, no summaries
+    failure_reward: float = 0.0  # of a message without a kernel: as the sandbox's for a kernel that fails
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -209,7 +210,7 @@ def policy_turns(
             else:
                 last.source = parsed.source
             if last.source is None:
-                last.verdict = Verdict.without_kernel(last.error)
+                last.verdict = Verdict.without_kernel(last.error, penalty=-config.failure_reward)
                 if progress is not None:
                     progress(1)
             else:

@@ -207,7 +207,7 @@ class SandboxJudge:
         verdicts: list[Verdict | None] = [self.journal.get(k) if self.journal else None for k in keys]
         for i, request in enumerate(requests):
             if verdicts[i] is None and (refusal := self._refusal(request.source)):
-                verdicts[i] = Verdict.without_kernel(refusal)
+                verdicts[i] = Verdict.without_kernel(refusal, penalty=-self.options.reward.failure)
         if progress is not None:
             progress(sum(v is not None for v in verdicts))
         # A crash may have fallen between two samples of one source: they share its verdict, replayed or new.

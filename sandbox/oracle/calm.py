@@ -61,7 +61,9 @@ class Calm:
         if eager != _eager(first):
             speedup, low, high = eager.median_ms / own.median_ms, eager.low_ms / own.high_ms, eager.high_ms / own.low_ms
         update = {
-            "baselines": {**first.baselines, "eager": eager},
+            "baselines": {
+                name: min((timing.baselines[name] for timing in timings), key=lambda span: span.median_ms) for name in first.baselines
+            },
             "speedup": speedup,
             "speedup_low": low,
             "speedup_high": high,

@@ -21,7 +21,7 @@ from sandbox.protocol import (
     Timing,
     Trial,
 )
-from sandbox.verdict.reward import reward
+from sandbox.verdict.reward import compile_speedup, reward
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +69,8 @@ class Draft:
                 correct=outcome == "ok",
                 coverage=self.coverage,
                 speedup=self.timing.speedup if self.timing and self.speed_rewarded else None,
+                compile_speedup=compile_speedup(self.timing),
+                blamed=outcome not in ("task_rejected", "cancelled"),
             )
             if outcome != "infra_error"
             else Reward()
