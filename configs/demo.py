@@ -146,6 +146,7 @@ def get_config() -> ConfigDict:
             max_context_tokens=1024,
             max_rows=36,  # rows decoded at once by each of learner.streams
             cache_step=256,  # their caches grow in multiples of it, each compiled once
+            prefill_tokens=16_384,  # prompts are fed about so many tokens at once; at long contexts fewer need less memory
             headers=8,  # skill headers shown to the selection agent
             max_skills=2,  # skills a scheme may inject
             format_penalty=0.1,

@@ -306,6 +306,7 @@ def sampler_config(cfg: ConfigDict, eos_id: int) -> SamplerConfig:
         eos_id=eos_id,
         max_length_tokens=r.max_context_tokens,
         cache_step=r.cache_step,
+        prefill_tokens=r.prefill_tokens,
         batch_buckets=(*(n for n in (8, 32, 64, 128, 256) if 2 * n <= r.max_rows), r.max_rows),
         chunks=chunks or (r.max_context_tokens,),
         streams=cfg.learner.streams,
