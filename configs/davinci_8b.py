@@ -70,6 +70,7 @@ def get_config() -> ConfigDict:
             format_penalty=0.1,  # chosen
             max_rows=64,  # chosen: what one host's memory holds, see scripts/plan.py
             cache_step=4096,  # chosen
+            prefill_tokens=512,  # chosen: at 32,768 slots the scores of so many queries take 5 GiB
         )
     )
     c.rl.update(
