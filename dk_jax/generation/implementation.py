@@ -9,10 +9,14 @@ import time
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.experimental.multihost_utils import broadcast_one_to_all
+from jax.sharding import Mesh
 
 from dk_jax.generation.kv_cache import Attention, KVCache
 from dk_jax.generation.sizes import EngineConfig
 from dk_jax.models.config import BackboneConfig
+from dk_jax.models.sharding import row_share
 
 log = logging.getLogger(__name__)
 CANDIDATES: dict[str, tuple[Attention, ...]] = {"cpu": ("columns",), "gpu": ("fused", "cudnn", "heads"), "tpu": ("heads", "columns")}
@@ -22,8 +26,11 @@ MOST_BYTES = 4 << 30
 """Of keys and values of one layer that are made for the measurement."""
 
 
-def fastest_attention(cfg: BackboneConfig, config: EngineConfig, platform: str | None = None) -> Attention:
+def fastest_attention(cfg: BackboneConfig, config: EngineConfig, mesh: Mesh | None = None, platform: str | None = None) -> Attention:
     """The implementation for single queries, of those that this platform has for this model.
+
+    Args:
+      mesh: on several devices one of them is measured with its own share of rows and heads; all processes take what the first one finds.
 
     Raises:
       RuntimeError: none of them works.
@@ -32,6 +39,10 @@ def fastest_attention(cfg: BackboneConfig, config: EngineConfig, platform: str |
     names = CANDIDATES.get(platform, CANDIDATES["tpu"])
     if len(names) == 1:
         return names[0]
+    if mesh is not None:
+        heads = {"n_heads": cfg.n_heads // mesh.shape["tensor"], "n_kv_heads": cfg.n_kv_heads // mesh.shape["tensor"]}
+        cfg = dataclasses.replace(cfg, shifted_kv_heads=0, **heads)
+        config = dataclasses.replace(config, rows=max(1, config.rows // row_share(mesh)))
     found, problems = {}, {}
     for name in names:
         try:
@@ -43,7 +54,10 @@ def fastest_attention(cfg: BackboneConfig, config: EngineConfig, platform: str |
     log.log(logging.WARNING if problems else logging.INFO, "attention of a decode step, one layer, %d rows: %s", config.rows, ", ".join(said))
     if not found:
         raise RuntimeError(f"no attention works on {platform}: {'; '.join(said)}")
-    return min(found, key=found.get)
+    chosen = min(found, key=found.get)
+    if jax.process_count() > 1:  # what compiles differently would wait for each other for ever
+        chosen = names[int(broadcast_one_to_all(np.int32(names.index(chosen))))]
+    return chosen
 
 
 def seconds_of(kv: KVCache, config: EngineConfig) -> float:

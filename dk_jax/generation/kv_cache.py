@@ -15,16 +15,20 @@ ones, see `BackboneConfig.shifted_kv_heads`) have their keys one slot ahead.
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Callable
 from typing import Literal, get_args
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from dk_jax.models.attention import masked_softmax
 from dk_jax.models.config import BackboneConfig
 from dk_jax.models.decode_attention import fused_attention
 from dk_jax.models.layers import product_precision
+from dk_jax.models.sharding import ROWS
 
 Pair = tuple[Array, Array]
 Attention = Literal["columns", "heads", "fused", "cudnn"]
@@ -35,7 +39,8 @@ _LETTERS = "bksh"
 
 @dataclasses.dataclass(frozen=True)
 class KVCache:
-    """What is done with a layer's pair. `interpret` has the fused kernel run anywhere, slowly.
+    """What is done with a layer's pair. `interpret` has the fused kernel run anywhere, slowly. `mesh`: devices that rows and key/value
+    heads are spread over (`dk_jax.models.sharding`), if they are more than one.
 
     Raises:
       ValueError: an implementation that cannot do this model.
@@ -44,6 +49,7 @@ class KVCache:
     cfg: BackboneConfig
     attention: Attention
     interpret: bool = False
+    mesh: Mesh | None = None
 
     def __post_init__(self):
         if self.attention not in get_args(Attention):
@@ -53,14 +59,22 @@ class KVCache:
         if self.attention == "fused" and (self.cfg.head_dim < 16 or self.cfg.head_dim & (self.cfg.head_dim - 1)):
             raise ValueError(f"attention 'fused' needs a head_dim that is a power of two of at least 16; it is {self.cfg.head_dim}")
 
+    @property
+    def sharding(self) -> NamedSharding | None:
+        """Of keys and of values: rows as a batch's, key/value heads as their projections'."""
+        if self.mesh is None:
+            return None
+        axes = [ROWS if axis == 0 else "tensor" if axis == 1 else None for axis in _AXES[self.attention][0]]
+        return NamedSharding(self.mesh, PartitionSpec(*axes))
+
     def bytes(self, rows: int, slots: int) -> int:
         """Of all layers together."""
         cfg = self.cfg
         return 2 * cfg.n_layers * rows * slots * cfg.n_kv_heads * cfg.head_dim * cfg.dtype.itemsize
 
     def zeros(self, rows: int, slots: int, device=None) -> list[Pair]:
-        """Empty pairs of all layers."""
-        cfg = self.cfg
+        """Empty pairs of all layers, on the device or spread over the mesh."""
+        cfg, device = self.cfg, self.sharding or device
         sizes = (rows, cfg.n_kv_heads, slots, cfg.head_dim)
         shapes = [tuple(sizes[axis] for axis in axes) for axes in _AXES[self.attention]]
         return [tuple(jnp.zeros(shape, cfg.dtype, device=device) for shape in shapes) for _ in range(cfg.n_layers)]
@@ -90,9 +104,17 @@ class KVCache:
                 q, *pair, query_seq_lengths=ones, key_value_seq_lengths=lengths, implementation="cudnn"
             )  # fmt: skip
         if self.attention == "fused":
-            return fused_attention(q[:, 0], *pair, positions + 1, interpret=self.interpret)[:, None]
+            return self._fused()(q[:, 0], *pair, positions + 1)[:, None]
         # Without an axis for the one query: with it XLA's CPU backend takes twice as long.
         return self._look(q.reshape(b, self.cfg.n_kv_heads, -1, h), pair, positions, "bkgh", "bkgs").reshape(b, 1, n, h)
+
+    def _fused(self) -> Callable[..., Array]:
+        """The kernel; on a mesh every device works on its own rows and heads."""
+        kernel = functools.partial(fused_attention, interpret=self.interpret)
+        if self.mesh is None:
+            return kernel
+        own = PartitionSpec(ROWS, "tensor")
+        return jax.shard_map(kernel, mesh=self.mesh, in_specs=(own, own, own, PartitionSpec(ROWS)), out_specs=own, check_vma=False)
 
     def attend_chunk(
         self, q: Float[Array, "b T N H"], pair: Pair, rows: Int[Array, " b"], positions: Int[Array, "b T"], window: int

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from dk_jax.generation.choice import Draw, choose_tokens
@@ -58,7 +59,7 @@ class Programs:
 
     Args:
       static: the backbone.
-      kv: how its keys and values are kept.
+      kv: how its keys and values are kept, and on which mesh, if on several devices: what the host reads is then whole on each.
       eos_id: ends a sample.
       stops: further token sequences that end one.
       block: decode steps of a block.
@@ -74,11 +75,13 @@ class Programs:
         self._weights_lock = threading.Lock()
         self._weights_of: Params | None = None
         self._weights: Params | None = None
+        self.whole = None if kv.mesh is None else NamedSharding(kv.mesh, PartitionSpec())
         self._unstack = self._jit(lambda params: unstack_for_decode(static, params))
-        self._chunk = self._jit(self._feed_chunk, donate_argnums=1, static_argnames="window")
-        self._copy = self._jit(self._copy_rows, donate_argnums=0, static_argnames="window")
-        self._grow = self._jit(lambda cache, slots: [kv.grow(pair, slots) for pair in cache], static_argnums=1)
-        self._decode = self._jit(self._decode_block, donate_argnums=(1, 2), static_argnames="filtered")
+        self._chunk = self._jit(self._feed_chunk, kv.sharding, donate_argnums=1, static_argnames="window")
+        self._copy = self._jit(self._copy_rows, kv.sharding, donate_argnums=0, static_argnames="window")
+        self._grow = self._jit(lambda cache, slots: [kv.grow(pair, slots) for pair in cache], kv.sharding, static_argnums=1)
+        outputs = None if kv.mesh is None else (kv.sharding, self.whole, self.whole)
+        self._decode = self._jit(self._decode_block, outputs, donate_argnums=(1, 2), static_argnames="filtered")
 
     def weights(self, params: Params) -> Params:
         """Parameters in the form that the other programs take; made once for whoever uses the same ones next."""
@@ -200,9 +203,19 @@ class Programs:
 
         return first
 
-    def _jit(self, function, **options):
+    def _jit(self, function, outputs=None, **options):
+        """The compiled function; `outputs`: where its results go on a mesh."""
+
         def traced(*args, **kwargs):
             self.compilations += 1  # runs once a compiled program: only while tracing
             return function(*args, **kwargs)
 
-        return jax.jit(traced, **options)
+        if self.kv.mesh is None:
+            return jax.jit(traced, **options)
+        program = jax.jit(traced, out_shardings=outputs, **options)
+
+        def on_mesh(*args, **kwargs):
+            with jax.set_mesh(self.kv.mesh):
+                return program(*args, **kwargs)
+
+        return on_mesh

@@ -13,11 +13,14 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
+from jax.sharding import Mesh
+
 from dk_jax.generation.engine import Engine, make_programs
 from dk_jax.generation.kv_cache import Attention
 from dk_jax.generation.requests import Conversation, Drawing, Request, Sample
 from dk_jax.generation.sizes import EngineConfig
 from dk_jax.models.backbone import Params, Static
+from dk_jax.models.sharding import row_share
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -70,17 +73,25 @@ class SamplerConfig:
         return EngineConfig(rows=rows, **{name: getattr(self, name) for name in names})
 
 
-def make_sampler(static: Static, config: SamplerConfig) -> Sampler:
-    """A sampler for one backbone; keep it, since it owns the compiled programs."""
-    return Sampler(static, config)
+def make_sampler(static: Static, config: SamplerConfig, mesh: Mesh | None = None) -> Sampler:
+    """A sampler for one backbone, whose parameters are on one device or spread over a mesh; keep it, since it owns the compiled programs.
+
+    Raises:
+      ValueError: several streams on a mesh, which shares the work out itself; a mesh that does not divide the network or the buckets.
+    """
+    return Sampler(static, config, mesh)
 
 
 class Sampler:
     """Samples from a backbone. Parameters are an argument of `sample`, so training never recompiles."""
 
-    def __init__(self, static: Static, config: SamplerConfig):
+    def __init__(self, static: Static, config: SamplerConfig, mesh: Mesh | None = None):
         self.config, self._static = config, static
-        self._programs = make_programs(static, config.engine(config.batch_buckets[-1]))
+        if mesh is not None and mesh.size > 1 and config.streams > 1:
+            raise ValueError(f"sampler: streams={config.streams} on a mesh of {mesh.size} devices; use streams=1")
+        if odd := [size for size in config.batch_buckets if size % row_share(mesh)]:
+            raise ValueError(f"sampler: batch_buckets {odd} can't be spread over {row_share(mesh)} parts of the mesh; use multiples")
+        self._programs = make_programs(static, config.engine(config.batch_buckets[-1]), mesh)
         self._engines: list[Engine] = []
 
     def drawing(self, *, temperature: float, top_p: float = 1.0) -> Sampler:

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from dk_jax.generation.kv_cache import Attention, KVCache
 from dk_jax.models.config import BackboneConfig
+from dk_jax.models.sharding import row_share
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -90,15 +91,16 @@ class EngineConfig:
         return min(self.rows, 16)
 
     def budget(self, cfg: BackboneConfig, kv: KVCache) -> Budget:
-        """The memory of an engine's largest arrays."""
+        """The memory of an engine's largest arrays on each device."""
         chunk = self.chunks[-1]
         width = self.width(chunk)
-        scores = width * cfg.n_heads * chunk * self.window(self.all_slots)
+        share, fsdp, tensor = (1, 1, 1) if kv.mesh is None else (row_share(kv.mesh), kv.mesh.shape["fsdp"], kv.mesh.shape["tensor"])
+        scores = width * cfg.n_heads // tensor * chunk * self.window(self.all_slots)
         return Budget(
-            weights=count_weights(cfg) * cfg.dtype.itemsize,
-            cache=kv.bytes(self.rows, self.all_slots),
-            logits=4 * 4 * self.rows * cfg.vocab_size,
-            prefill=width * chunk * (4 * 2 * cfg.d_model + cfg.dtype.itemsize * 3 * cfg.d_ff) + 2 * 4 * scores,
+            weights=count_weights(cfg) * cfg.dtype.itemsize // (fsdp * tensor),
+            cache=kv.bytes(self.rows, self.all_slots) // (share * tensor),
+            logits=4 * 4 * (self.rows // share) * cfg.vocab_size // tensor,
+            prefill=width * chunk * (4 * 2 * cfg.d_model + cfg.dtype.itemsize * 3 * cfg.d_ff // tensor) + 2 * 4 * scores,
         )
 
 

@@ -24,6 +24,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from flax import nnx
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
@@ -106,6 +107,19 @@ def make_mesh(*, data: int = 1, fsdp: int = 1, tensor: int = 1, devices: Sequenc
     return jax.make_mesh(sizes, AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
 
 
+def mesh_of(tree: Any) -> Mesh | None:
+    """The mesh over whose devices a tree's arrays are spread; None if they are on one device."""
+    for leaf in jax.tree.leaves(tree):
+        if isinstance(leaf.sharding, NamedSharding) and leaf.sharding.mesh.size > 1:
+            return leaf.sharding.mesh
+    return None
+
+
+def row_share(mesh: Mesh | None) -> int:
+    """How many parts the rows of a batch are spread over."""
+    return 1 if mesh is None else mesh.shape["data"] * mesh.shape["fsdp"]
+
+
 def check_mesh(cfg: BackboneConfig, mesh: Mesh, rules: Mapping[str, str | None] = RULES) -> None:
     """Refuses a mesh that does not divide the network.
 
@@ -160,22 +174,33 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(ROWS))
 
 
-def cache_sharding(mesh: Mesh, *, rules: Mapping[str, str | None] = RULES) -> NamedSharding:
-    """Of keys and values that lie as [B, K, ...] (dk_jax.generation.kv_cache): rows as a batch's, key/value heads as their projections'."""
-    return NamedSharding(mesh, PartitionSpec(ROWS, rules["kv_heads"]))
-
-
 def shard_batch(mesh: Mesh, batch: Any) -> Any:
     """Spreads a tree of arrays with leading rows over the mesh.
 
     Raises:
       ValueError: if the rows can't be spread evenly.
     """
-    share = mesh.shape["data"] * mesh.shape["fsdp"]
+    share = row_share(mesh)
     for path, leaf in jax.tree_util.tree_leaves_with_path(batch):
         if leaf.shape[0] % share:
             raise ValueError(
                 f"shard_batch: data={mesh.shape['data']} x fsdp={mesh.shape['fsdp']} does not divide the {leaf.shape[0]} rows of "
                 f"{jax.tree_util.keystr(path) or 'the batch'}"
             )
-    return jax.device_put(batch, batch_sharding(mesh))
+    return on_mesh(batch, batch_sharding(mesh))
+
+
+def on_mesh(tree: Any, shardings: Any) -> Any:
+    """Places host arrays that every process holds alike; `shardings` is one sharding, or a tree of them like `tree`.
+
+    Each process sends its own devices their slices, so the mesh may span processes (`jax.distributed`).
+    """
+    whole = jax.tree.map(lambda _: shardings, tree) if isinstance(shardings, NamedSharding) else shardings
+
+    def place(leaf, sharding: NamedSharding):
+        if sharding.is_fully_addressable:
+            return jax.device_put(leaf, sharding)
+        host = np.asarray(leaf)
+        return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
+
+    return jax.tree.map(place, tree, whole)

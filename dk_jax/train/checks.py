@@ -13,14 +13,18 @@ from ml_collections import ConfigDict
 from pydantic import ValidationError
 
 from dk_jax.models.config import AGENTS
+from dk_jax.models.presets import PRESETS
+from dk_jax.rl.advantages import ESTIMATORS
+from dk_jax.rl.losses import AGGREGATES
 from dk_jax.sft.batches import seats
+from dk_jax.train import model as models
 from dk_jax.train import setup, updaters
 from dk_jax.train.setup import ConfigError, TaskSets
 from sandbox.protocol import Candidate
 
 POSITIVE = {
     "sft": ("batch", "microbatch", "checkpoint_every", "max_tokens"),
-    "rl": ("steps", "epochs", "microbatch", "checkpoint_every"),
+    "rl": ("steps", "epochs", "microbatch", "checkpoint_every", "keep_checkpoints"),
     "rollout": ("tasks", "rollouts", "turns", "max_rows", "max_policy_tokens", "max_selection_tokens", "max_summary_tokens"),
     "evaluation": ("samples", "turns"),
     "learner": ("streams", "length_step"),
@@ -32,6 +36,7 @@ CHOICES = {
     "rollout.context": ("full", "kernels"),
     "skills.use": (True, False),
     "evaluation.inject": (True, False),
+    "rl.keep_best": ("", "reward", "correct", "correct_first_turn", "speedup", "fast_1", "fast_1.5", "compiled"),
 }
 """Switches, and what they may be."""
 
@@ -49,7 +54,6 @@ def check_config(cfg: ConfigDict) -> None:
 
 
 def _check(cfg: ConfigDict) -> None:
-    setup.rollout_config(cfg)
     if cfg.sft.steps < 0:
         raise ConfigError(f"sft.steps is {cfg.sft.steps}: give the steps of the cold start, or 0 for none")
     if cfg.sft.steps:
@@ -57,6 +61,8 @@ def _check(cfg: ConfigDict) -> None:
     with _blaming("sandbox or reward"):
         setup.sandbox_options(cfg)
         Candidate(source="x", language=cfg.sandbox.language, form=cfg.sandbox.form)
+    setup.rollout_config(cfg)
+    _check_credit(cfg)
     _check_model(cfg)
     for key, allowed in CHOICES.items():
         group, name = key.split(".")
@@ -69,6 +75,10 @@ def _check(cfg: ConfigDict) -> None:
         for name in names:
             if cfg[group][name] < 1:
                 raise ConfigError(f"{group}.{name} is {cfg[group][name]}: it must be at least 1")
+    if cfg.rl.max_grad_norm_spike and cfg.rl.max_grad_norm_spike <= 1.0:
+        raise ConfigError(
+            f"rl.max_grad_norm_spike is {cfg.rl.max_grad_norm_spike}: give a factor above 1 on the usual gradient norm, or 0 for no bound"
+        )
     for group in ("sft", "rl"):
         with _blaming(f"{group}.optimizer"):
             updaters.optimizer(cfg[group], epochs=1 if group == "sft" else cfg.rl.epochs)
@@ -76,6 +86,38 @@ def _check(cfg: ConfigDict) -> None:
         seats(cfg.sft.shares.to_dict(), cfg.sft.batch)
     with _blaming("rollout"):
         setup.sampler_config(cfg, eos_id=0)
+
+
+def _check_credit(cfg: ConfigDict) -> None:
+    """Whether the numbers of rewards, advantages, filters and losses can work: they would be looked at in the first RL step only."""
+    c, r = cfg.rl, cfg.rollout
+    for key, value, allowed in (("advantage", c.advantage, ESTIMATORS), ("aggregate", c.aggregate, AGGREGATES)):
+        if value not in allowed:
+            raise ConfigError(f"rl.{key} is {value!r}: use one of {', '.join(map(repr, allowed))}")
+    if r.selections < 0 or r.format_penalty < 0:
+        raise ConfigError(f"rollout.selections={r.selections} and rollout.format_penalty={r.format_penalty} must not be negative")
+    if (r.selections + 1) * r.rollouts == 1 and not (c.advantage == "all_turns" and r.turns > 1):
+        raise ConfigError(
+            f"rollout.selections=0 and rollout.rollouts=1 make groups of one rollout, which rl.advantage={c.advantage!r} can compare with "
+            "nothing: every advantage would be 0. Raise rollout.rollouts"
+        )
+    wanted = (
+        ("gamma", 0 <= c.gamma <= 1, "a discount per turn lies in [0, 1]"),
+        ("clip_low", 0 <= c.clip_low < 1, "the ratio's lower bound is 1 - clip_low, so it lies in [0, 1)"),
+        ("clip_high", c.clip_high >= 0, "the ratio's upper bound is 1 + clip_high, so it is at least 0"),
+        ("dual_clip", c.dual_clip > 1, "the loss of a token is bounded by dual_clip * |A|, so it is above 1"),
+        ("loss_scale", c.loss_scale > 0, "token losses are divided by it, so it is above 0"),
+        ("min_group_std", c.min_group_std >= 0, "it is a deviation, so at least 0"),
+        ("std_floor", c.std_floor >= 0, "it is a deviation, so at least 0"),
+        ("profiling_low", 0 <= c.profiling_low < 1, "it is a share of device time in [0, 1)"),
+        ("profiling_width", c.profiling_width > 0, "turns are thinned out over such a width, so it is above 0"),
+        ("mismatch_low", 0 <= c.mismatch_low <= 1, "it bounds a ratio that is 1 without mismatch from below: give one in [0, 1]"),
+        ("mismatch_high", c.mismatch_high == 0 or c.mismatch_high >= 1, "it bounds that ratio from above: at least 1, or 0 for no bound"),
+        ("mismatch_veto", 0 <= c.mismatch_veto < 1, "it bounds a token's ratio from below: give one in [0, 1), 0 for no veto"),
+    )
+    for key, fits, why in wanted:
+        if not fits:
+            raise ConfigError(f"rl.{key} is {c[key]}: {why}")
 
 
 def check_tasks(cfg: ConfigDict, tasks: TaskSets) -> None:
@@ -86,16 +128,21 @@ def check_tasks(cfg: ConfigDict, tasks: TaskSets) -> None:
 
 
 def _check_model(cfg: ConfigDict) -> None:
-    if cfg.model.init not in ("scratch", "smollm2"):
-        raise ConfigError(f"model.init is {cfg.model.init!r}: use 'scratch' or 'smollm2'")
-    if (cfg.codec.kind, cfg.model.init) not in (("train", "scratch"), ("train", "smollm2"), ("model", "smollm2")):
-        raise ConfigError(f"codec.kind={cfg.codec.kind!r} with model.init={cfg.model.init!r}: use 'train', or 'model' with 'smollm2'")
+    m, named = cfg.model, cfg.model.init in PRESETS or cfg.model.init == "huggingface"
+    if m.init not in ("scratch", "smollm2") and not named:
+        raise ConfigError(f"model.init is {m.init!r}: use 'scratch', 'smollm2', 'huggingface' or one of {', '.join(PRESETS)}")
+    if cfg.codec.kind != "train" and not (cfg.codec.kind == "model" and (named or m.init == "smollm2")):
+        raise ConfigError(
+            f"codec.kind={cfg.codec.kind!r} with model.init={m.init!r}: use 'train', or 'model' where the weights bring a tokenizer"
+        )
     if cfg.codec.kind == "train" and cfg.codec.vocab_size < 256:
         raise ConfigError(f"codec.vocab_size is {cfg.codec.vocab_size}: a codec has a token for each byte, so at least 256")
     with _blaming("model"):
-        if cfg.model.init == "scratch":
-            setup.scratch_config(cfg.model, max(cfg.codec.vocab_size, 1))
-        setup.check_modules(cfg)
+        if m.init == "scratch":
+            models.scratch_config(m, max(cfg.codec.vocab_size, 1))
+        elif m.init in PRESETS:
+            models.named_config(m)
+        models.check_modules(cfg)
 
 
 @contextmanager

@@ -1,4 +1,5 @@
-"""Builds the parts of a run from its config: tasks, backbone, codec, judge. Only names and numbers are read here."""
+"""Builds the parts of a run from its config: tasks, judge, sizes of rollouts and sampling (the model: dk_jax.train.model). Only names
+and numbers are read here."""
 
 from __future__ import annotations
 
@@ -7,14 +8,9 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
 from ml_collections import ConfigDict
 
 from dk_jax.generation.sampler import SamplerConfig
-from dk_jax.generation.tokenizer import Codec, load_codec, train_codec
-from dk_jax.models.backbone import abstract_backbone, build_backbone
-from dk_jax.models.config import BackboneConfig
-from dk_jax.models.lora import partition, trainable_mask
 from dk_jax.rollout.episode import RolloutConfig
 from dk_jax.rollout.judge import Journal, SandboxJudge
 from dk_jax.rollout.trajectory import derive_seed
@@ -24,7 +20,6 @@ from dk_jax.tasks.generate import generate_tasks
 from dk_jax.tasks.kernelbench import load_kernelbench, split_by_family
 from dk_jax.tasks.task import Task
 from dk_jax.train.credit import CreditConfig
-from dk_jax.train.update import replicated, trained_labels
 from sandbox.client import SandboxClient
 from sandbox.protocol import Options, RewardSpec
 
@@ -155,81 +150,6 @@ def kernel_variants(language: str) -> tuple[Callable[[Task], Sequence[Variant]],
     raise ConfigError(f"sandbox.language is {language!r}: the cold start can write 'cpp' and 'triton' kernels")
 
 
-@dataclasses.dataclass(kw_only=True)
-class Model:
-    """Backbone, its split parameters, and the codec."""
-
-    static: Any
-    trainable: Any
-    frozen: Any
-    codec: Codec
-    config: BackboneConfig
-
-
-def make_codec(cfg: ConfigDict, workdir: Path, texts: Callable[[], Sequence[str]]) -> Codec:
-    """The codec of the run, kept in workdir/codec; trained on `texts()` the first time, or the model's own."""
-    directory = workdir / "codec"
-    if (directory / "done").exists():
-        return load_codec(directory)
-    if cfg.codec.kind == "train":
-        codec = train_codec(list(texts()), cfg.codec.vocab_size, tuple(cfg.codec.idioms))
-    elif cfg.codec.kind == "model" and cfg.model.init == "smollm2":
-        from dk_jax.interop.smollm2 import load
-
-        codec = load(cfg.model.source or None)[2]
-    else:
-        raise ConfigError(f"codec.kind={cfg.codec.kind!r} with model.init={cfg.model.init!r}: use 'train', or 'model' with 'smollm2'")
-    directory.mkdir(parents=True, exist_ok=True)
-    codec.save(directory)
-    (directory / "done").touch()
-    return codec
-
-
-def scratch_config(m: ConfigDict, vocab_size: int) -> BackboneConfig:
-    """A fresh model's shapes and arithmetic, by the recipe's `model`. Raises ValueError where they don't fit together."""
-    names = [field.name for field in dataclasses.fields(BackboneConfig) if field.name in m]
-    return BackboneConfig(vocab_size=vocab_size, **{name: m[name] for name in names})
-
-
-def make_model(cfg: ConfigDict, codec: Codec) -> Model:
-    """Backbone with fresh or loaded weights, split into what is trained and what is frozen."""
-    m = cfg.model
-    key = jax.random.key(derive_seed(cfg.seed, "init") & 0xFFFFFFFF)
-    if m.init == "scratch":
-        config = scratch_config(m, codec.vocab_size)
-        static, params = build_backbone(config, key)
-    elif m.init == "smollm2":
-        from dk_jax.interop.smollm2 import load
-
-        config, params, _ = load(
-            m.source or None,
-            compute_dtype=m.compute_dtype,
-            head_rank=m.head_rank,
-            lora_rank=m.lora_rank,
-            lora_alpha=m.lora_alpha,
-            remat=m.remat,
-        )
-        static, _ = abstract_backbone(config)
-        params = jax.tree.map(jax.numpy.asarray, params)
-    else:
-        raise ConfigError(f"model.init is {m.init!r}: use 'scratch' or 'smollm2'")
-    trainable, frozen = partition(params, trainable_mask(static, params, m.train))
-    return Model(static=static, trainable=replicated(trainable), frozen=replicated(frozen), codec=codec, config=config)
-
-
-def check_modules(cfg: ConfigDict) -> None:
-    """Raises ConfigError where `rl.only` names a module of which this config's RL trains nothing."""
-    m, size = cfg.model, dict(vocab_size=8, d_model=8, n_layers=1, n_heads=1, n_kv_heads=1, head_dim=8, d_ff=8)
-    # Loaded weights bring their own family; the modules that can be named are the same in all.
-    config = BackboneConfig(family=m.get("family", "llama"), head_rank=m.head_rank, lora_rank=m.lora_rank, **size)
-    static, params = abstract_backbone(config)
-    trainable, _ = partition(params, trainable_mask(static, params, m.train))
-    try:
-        trained_labels(tuple(cfg.rl.only), trainable)
-    except ValueError as error:
-        raise ConfigError(f"rl.only={tuple(cfg.rl.only)}: {error}; () trains everything") from error
-
-
 def sandbox_options(cfg: ConfigDict) -> Options:
     """What evaluations of the run ask for. Raises ValidationError, naming the option."""
     s = cfg.sandbox
@@ -294,11 +214,12 @@ def rollout_config(cfg: ConfigDict) -> RolloutConfig:
         selector=r.selector,
         context=r.context,
         use_skills=cfg.skills.use,
+        failure_reward=RewardSpec(**cfg.reward.to_dict()).failure,
     )
 
 
-def sampler_config(cfg: ConfigDict, eos_id: int) -> SamplerConfig:
-    """Sizes of the run's sampler: all three agents share its compiled programs."""
+def sampler_config(cfg: ConfigDict, eos_id: int, share: int = 1) -> SamplerConfig:
+    """Sizes of the run's sampler: all three agents share its compiled programs. `share`: parts that rows are spread over."""
     r = cfg.rollout
     chunks = tuple(n for n in (128, 256, 512) if n < r.max_context_tokens)
     return SamplerConfig(
@@ -307,7 +228,7 @@ def sampler_config(cfg: ConfigDict, eos_id: int) -> SamplerConfig:
         max_length_tokens=r.max_context_tokens,
         cache_step=r.cache_step,
         prefill_tokens=r.prefill_tokens,
-        batch_buckets=(*(n for n in (8, 32, 64, 128, 256) if 2 * n <= r.max_rows), r.max_rows),
+        batch_buckets=(*(n for n in (8, 32, 64, 128, 256) if 2 * n <= r.max_rows and n % share == 0), r.max_rows),
         chunks=chunks or (r.max_context_tokens,),
         streams=cfg.learner.streams,
     )
@@ -325,4 +246,10 @@ def credit_config(cfg: ConfigDict) -> CreditConfig:
         profiling_width=cfg.rl.profiling_width,
         std_floor=cfg.rl.std_floor,
         agents=tuple(cfg.rl.agents),
+        advantage=cfg.rl.advantage,
+        aggregate=cfg.rl.aggregate,
+        worst=RewardSpec(**cfg.reward.to_dict()).failure,
+        turns=cfg.rollout.turns,
+        alpha=cfg.skills.alpha,
+        beta=cfg.skills.beta,
     )

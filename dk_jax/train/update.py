@@ -12,19 +12,21 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache, partial
+from contextlib import nullcontext
+from functools import partial
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 from optax.contrib import MuonDimensionNumbers, muon
 
 from dk_jax.models.config import AGENTS
 from dk_jax.models.log_probs import token_log_probs
 from dk_jax.models.lora import combine
+from dk_jax.models.sharding import make_mesh, mesh_of, on_mesh, shard_batch
 from dk_jax.rl.losses import clipped_policy_loss
 
 
@@ -106,32 +108,57 @@ def _layer_matrices(params: Any) -> Any:
     return jax.tree_util.tree_map_with_path(spec, params)
 
 
+_OF_AGENT = {"nll": "loss", "entropy": "entropy", "clip_fraction": "clip_fraction", "gap": "gap"}
+
+
+class GradientSpike(FloatingPointError):
+    """A gradient far larger than those before it; it was not applied."""
+
+
 class Updater:
     """Compiled gradient and optimiser steps for one backbone.
 
-    Rows of a microbatch are spread over all devices of the process (axis "data"), parameters are on each of them; see
-    `replicated`. On a CPU, XLA runs most of a small model's operations on one thread, so `streams` microbatches are worked on
-    at a time, each stream adding up its own gradient. (Several CPU devices would do the same, but their all-reduce can
-    starve for threads on few cores.)
+    Rows of a microbatch are spread over the mesh (axes "data" and "fsdp"); parameters, gradients and optimiser state lie as the
+    parameters come (see dk_jax.models.sharding). On a CPU, XLA runs most of a small model's operations on one thread, so `streams`
+    microbatches are worked on at a time, each stream adding up its own gradient. (Several CPU devices would do the same, but their
+    all-reduce can starve for threads on few cores.)
 
     Args:
         static: the backbone's static part (dk_jax.models.backbone.build_backbone).
         optimizer: an optax transformation.
         loss: which loss.
         streams: microbatches in work at once; more than 1 needs more memory and helps on a CPU only.
+        mesh: of `sharding.make_mesh`; all devices along "data" by default.
+
+    Raises:
+        ValueError: several streams on several devices: their collectives would meet in different orders and wait for each other.
     """
 
-    def __init__(self, static: Any, optimizer: optax.GradientTransformation, loss: LossConfig, streams: int = 1):
-        self.optimizer = optimizer
-        self._streams = streams
-        self._rows = NamedSharding(_mesh(), PartitionSpec("data"))
-        whole = NamedSharding(_mesh(), PartitionSpec())
-        self._gradient = jax.jit(partial(_gradient, static, loss), donate_argnums=(0,), out_shardings=whole)
-        self._apply = jax.jit(partial(_apply, optimizer), donate_argnums=(0, 1), out_shardings=whole)
-        self._add = jax.jit(lambda a, b: jax.tree.map(jnp.add, a, b), donate_argnums=(0,), out_shardings=whole)
-        self._zeros = jax.jit(
-            lambda tree: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), tree), out_shardings=whole
-        )
+    def __init__(
+        self, static: Any, optimizer: optax.GradientTransformation, loss: LossConfig, streams: int = 1, mesh: jax.sharding.Mesh | None = None
+    ):
+        self.mesh = mesh or make_mesh(data=jax.device_count())
+        if streams > 1 and self.mesh.size > 1:
+            raise ValueError(f"streams={streams} on a mesh of {self.mesh.size} devices: use streams=1, a mesh shares the work out itself")
+        self.optimizer, self._static, self._loss, self._streams = optimizer, static, loss, streams
+        self._compiled: tuple | None = None
+        self._step: Any = None
+
+    def start(self, trainable: Any) -> Any:
+        """The optimiser's state before the first update, every part of it where the parameter lies that it belongs to."""
+        shapes = jax.eval_shape(self.optimizer.init, trainable)
+        return jax.jit(self.optimizer.init, out_shardings=state_shardings(shapes, trainable, self.mesh))(trainable)
+
+    def _programs(self, trainable: Any) -> tuple:
+        """(gradient, zeros, add): compiled for parameters that lie so."""
+        if self._compiled is None:
+            lies = jax.tree.map(lambda leaf: leaf.sharding, trainable)
+            self._compiled = (
+                jax.jit(partial(_gradient, self._static, self._loss), donate_argnums=(0,), out_shardings=(lies, None)),
+                jax.jit(lambda tree: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), tree), out_shardings=lies),
+                jax.jit(lambda a, b: jax.tree.map(jnp.add, a, b), donate_argnums=(0,), out_shardings=lies),
+            )
+        return self._compiled
 
     def gradient(
         self, trainable: Any, frozen: Any, batches: Iterable[dict[str, np.ndarray]]
@@ -141,12 +168,15 @@ class Updater:
         if not batches:
             raise ValueError("a gradient needs at least one microbatch")
 
+        one, zeros, add = self._programs(trainable)
+
         def run(stream: int) -> tuple[Any, dict[str, Any]]:
-            total, sums = self._zeros(trainable), {}
-            for batch in batches[stream :: self._streams]:
-                total, stats = self._gradient(total, trainable, frozen, self._placed(batch))
-                sums = {k: sums[k] + v if k in sums else v for k, v in stats.items()}
-            return jax.block_until_ready((total, sums))
+            with self._on_mesh():
+                total, sums = zeros(trainable), {}
+                for batch in batches[stream :: self._streams]:
+                    total, stats = one(total, trainable, frozen, shard_batch(self.mesh, batch))
+                    sums = {k: sums[k] + v if k in sums else v for k, v in stats.items()}
+                return jax.block_until_ready((total, sums))
 
         used = min(self._streams, len(batches))
         if used == 1:
@@ -157,7 +187,7 @@ class Updater:
             # Added in stream order: the same result whichever stream ends first.
             total, sums = parts[0]
             for more, stats in parts[1:]:
-                total = self._add(total, more)
+                total = add(total, more)
                 sums = {k: sums[k] + stats[k] for k in sums}
         return total, sums
 
@@ -167,13 +197,17 @@ class Updater:
         frozen: Any,
         opt_state: Any,
         batches: Iterable[dict[str, np.ndarray]],
+        *,
+        largest_norm: float | None = None,
     ) -> tuple[Any, Any, dict[str, float]]:
         """Returns new (trainable, opt_state) and metrics. `trainable` and `opt_state` are donated.
 
-        Metrics: grad_norm, loss, tokens, and means over tokens of what the loss tells (entropy, ...); in the cold start also
-        loss_AGENT and tokens_AGENT, mean negative log-likelihood and number of the agent's tokens, where it has any.
+        Metrics: grad_norm, loss, tokens, and means over tokens of what the loss tells (entropy, ...). For each AGENT with tokens also
+        tokens_AGENT and means over them: in the cold start loss_AGENT, the negative log-likelihood; in RL entropy_AGENT,
+        clip_fraction_AGENT and gap_AGENT, |log-prob now - log-prob when sampled| in nats.
 
-        Raises FloatingPointError, leaving nothing applied, when the gradient is not finite.
+        Raises FloatingPointError, leaving nothing applied, when gradient or loss is not finite, and GradientSpike, likewise, when the
+        gradient's norm is above `largest_norm`.
         """
         total, sums = self.gradient(trainable, frozen, batches)
         norm = float(optax.global_norm(total))
@@ -181,38 +215,64 @@ class Updater:
             raise FloatingPointError(
                 f"the gradient is not finite (norm {norm}). Lower the learning rate, or look for a broken row in the last batch."
             )
-        trainable, opt_state = self._apply(trainable, opt_state, total)
+        if not np.isfinite(loss := float(sums["loss"])):
+            raise FloatingPointError(f"the loss is {loss}. Look for a broken row in the last batch.")
+        if largest_norm is not None and norm > largest_norm:
+            raise GradientSpike(f"the gradient's norm is {norm:.4g}, above {largest_norm:.4g}")
+        lies = jax.tree.map(lambda leaf: leaf.sharding, (trainable, opt_state))
+        if self._step is None:
+            self._step = jax.jit(partial(_apply, self.optimizer), donate_argnums=(0, 1), out_shardings=lies)
+        with self._on_mesh():
+            trainable, opt_state = self._step(trainable, opt_state, total)
         found = {k: float(v) for k, v in sums.items()}
         tokens = max(found.pop("tokens"), 1.0)
         metrics = {"grad_norm": norm, "loss": found.pop("loss"), "tokens": tokens}
         for agent in AGENTS:
-            own, nll = found.pop(f"tokens_{agent}", 0.0), found.pop(f"nll_{agent}", 0.0)
+            own = found.pop(f"tokens_{agent}", 0.0)
+            means = {name: found.pop(f"{key}_{agent}", None) for key, name in _OF_AGENT.items()}
             if own > 0:
-                metrics |= {f"loss_{agent}": nll / own, f"tokens_{agent}": own}
+                metrics |= {f"tokens_{agent}": own} | {f"{name}_{agent}": v / own for name, v in means.items() if v is not None}
         metrics |= {name: value / tokens for name, value in found.items()}
         return trainable, opt_state, metrics
 
-
-    def _placed(self, batch: dict[str, np.ndarray]) -> dict[str, Any]:
-        n = len(batch["tokens"])
-        if n % self._rows.mesh.size:
-            raise ValueError(f"a microbatch of {n} rows can't be spread over {self._rows.mesh.size} devices: make it a multiple")
-        return jax.device_put(batch, self._rows)
+    def _on_mesh(self) -> Any:
+        """Keeps rows on their devices while something is traced; see `dk_jax.models.sharding`."""
+        return jax.set_mesh(self.mesh) if self.mesh.size > 1 else nullcontext()
 
 
-@cache
-def _mesh() -> jax.sharding.Mesh:
-    return jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
+def state_shardings(state: Any, params: Any, mesh: jax.sharding.Mesh) -> Any:
+    """Where each part of an optimiser's state goes: to the parameter whose place and shape it has, else whole to every device.
+
+    Args:
+        state: shapes, of `jax.eval_shape(optimizer.init, params)`.
+        params: arrays.
+    """
+    whole = NamedSharding(mesh, PartitionSpec())
+    known = {_names(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
+
+    def sharding(path, leaf):
+        names = _names(path)
+        for start in range(len(names)):
+            owner = known.get(names[start:])
+            if owner is not None and owner.shape == leaf.shape:
+                return owner.sharding
+        return whole
+
+    return jax.tree_util.tree_map_with_path(sharding, state)
 
 
-def replicated(tree: Any) -> Any:
-    """The pytree with a copy of each array on every device, as `Updater` wants parameters and optimiser state."""
-    return jax.device_put(tree, NamedSharding(_mesh(), PartitionSpec()))
+def _names(path: Sequence[Any]) -> tuple[str, ...]:
+    return tuple(entry.key for entry in path if isinstance(entry, jax.tree_util.DictKey))
 
 
-def on_one_device(tree: Any) -> Any:
-    """The first device's copy of a replicated pytree, without moving data: what a sampler uses."""
-    return jax.tree.map(lambda leaf: leaf.addressable_data(0), tree)
+def replicated(tree: Any, mesh: jax.sharding.Mesh | None = None) -> Any:
+    """The pytree with a copy of each array on every device of the mesh (all devices by default)."""
+    return on_mesh(tree, NamedSharding(mesh or make_mesh(data=jax.device_count()), PartitionSpec()))
+
+
+def for_sampling(tree: Any) -> Any:
+    """Parameters as a sampler takes them: spread over several devices they stay where they are, else the one device's own arrays."""
+    return tree if mesh_of(tree) is not None else jax.tree.map(lambda leaf: leaf.addressable_data(0), tree)
 
 
 def _gradient(static, loss: LossConfig, total, trainable, frozen, batch):
@@ -225,13 +285,15 @@ def _gradient(static, loss: LossConfig, total, trainable, frozen, batch):
         stats = {"tokens": mask.sum(), "entropy": (jax.lax.stop_gradient(entropy) * mask).sum()}
         if loss.kind == "nll":
             per_token = -logp
-            stats |= _by_agent(jax.lax.stop_gradient(per_token), mask, batch["agents"])
+            stats |= _by_agent({"nll": per_token}, mask, batch["agents"])
         else:
             per_token, info = clipped_policy_loss(
                 logp, batch["old_logp"], batch["advantage"], mask,
                 clip_low=loss.clip_low, clip_high=loss.clip_high, dual_clip=loss.dual_clip,
             )  # fmt: skip
             stats |= {name: (value * mask).sum() for name, value in info.items()}
+            seen = {"entropy": entropy, "clip_fraction": info["clip_fraction"], "gap": jnp.abs(logp - batch["old_logp"])}
+            stats |= _by_agent(seen, mask, batch["agents"])
         per_row = (per_token * mask).sum(-1)
         value = (per_row * batch["weight"]).sum()
         return value, stats | {"loss": value}
@@ -241,14 +303,10 @@ def _gradient(static, loss: LossConfig, total, trainable, frozen, batch):
     return total, jax.tree.map(jax.lax.stop_gradient, stats)
 
 
-def _by_agent(per_token: jax.Array, mask: jax.Array, agents: jax.Array) -> dict[str, jax.Array]:
-    """Sums of `per_token` (f32[B, T-1]) where `mask`, and of `mask`, over the rows of each agent (i32[B])."""
-    nll, tokens = (per_token * mask).sum(-1), mask.sum(-1)
-    out = {}
-    for i, agent in enumerate(AGENTS):
-        own = agents == i
-        out |= {f"nll_{agent}": jnp.where(own, nll, 0.0).sum(), f"tokens_{agent}": jnp.where(own, tokens, 0.0).sum()}
-    return out
+def _by_agent(values: dict[str, jax.Array], mask: jax.Array, agents: jax.Array) -> dict[str, jax.Array]:
+    """Sums of each value (f32[B, T-1]) where `mask`, and of `mask`, over the rows of each agent (i32[B]); without gradient."""
+    rows = {name: (jax.lax.stop_gradient(value) * mask).sum(-1) for name, value in values.items()} | {"tokens": mask.sum(-1)}
+    return {f"{name}_{agent}": jnp.where(agents == i, row, 0.0).sum() for name, row in rows.items() for i, agent in enumerate(AGENTS)}
 
 
 def _apply(optimizer, trainable, opt_state, grads):

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import optax
 from ml_collections import ConfigDict
 
+from dk_jax.train.model import Model
 from dk_jax.train.update import LossConfig, Updater, make_optimizer
 
 
@@ -18,23 +17,15 @@ def optimizer(c: ConfigDict, epochs: int = 1) -> optax.GradientTransformation:
     )  # fmt: skip
 
 
-def for_cold_start(cfg: ConfigDict, static: Any) -> Updater:
-    """Imitation of the cold start's samples (`sft`).
-
-    Args:
-      static: of the model, see `setup.Model`.
-    """
-    return Updater(static, optimizer(cfg.sft), LossConfig(kind="nll"), streams=cfg.learner.streams)
+def for_cold_start(cfg: ConfigDict, model: Model) -> Updater:
+    """Imitation of the cold start's samples (`sft`)."""
+    return Updater(model.static, optimizer(cfg.sft), LossConfig(kind="nll"), streams=cfg.learner.streams, mesh=model.mesh)
 
 
-def for_rl(cfg: ConfigDict, static: Any) -> Updater:
-    """Clipped policy gradient on all agents' tokens (`rl`); the schedules count its updates, `epochs` a step.
-
-    Args:
-      static: of the model, see `setup.Model`.
-    """
+def for_rl(cfg: ConfigDict, model: Model) -> Updater:
+    """Clipped policy gradient on all agents' tokens (`rl`); the schedules count its updates, `epochs` a step."""
     c = cfg.rl
     loss = LossConfig(
         kind="policy", clip_low=c.clip_low, clip_high=c.clip_high, dual_clip=c.dual_clip, temperature=cfg.rollout.temperature
     )
-    return Updater(static, optimizer(c, epochs=c.epochs), loss, streams=cfg.learner.streams)
+    return Updater(model.static, optimizer(c, epochs=c.epochs), loss, streams=cfg.learner.streams, mesh=model.mesh)

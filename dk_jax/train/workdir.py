@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from ml_collections import ConfigDict
 
 from dk_jax.train.setup import ConfigError
 
 WEIGHTS = "weights.json"
+_SAMPLE_BYTES = 1 << 20
 
 # Numbers that say how long and where, not what is computed.
 #   sandbox.isolation       how candidates are locked in; honest kernels get the same verdicts at every level
 #   learner.memory_fraction what is left for candidates on a shared card
+#   learner.mesh            the devices that share the work out; results differ by rounding
+#   learner.mesh, .streams  where it is computed: sums are added in another order, so what follows is the same but for rounding
+#   rl.max_grad_norm_spike  which steps are refused; what stopped a run may be let pass
 # In part (see `remember_config`): sandbox.device, model.source, and rl.steps where no schedule depends on it.
 _MAY_CHANGE = frozenset(
     {
@@ -24,6 +30,16 @@ _MAY_CHANGE = frozenset(
         "sandbox.parallel_tasks",
         "sandbox.isolation",
         "learner.memory_fraction",
+        "learner.streams",
+        "learner.mesh.data",
+        "learner.mesh.fsdp",
+        "learner.mesh.tensor",
+        "rl.checkpoint_every",
+        "rl.keep_checkpoints",
+        "rl.keep_best",
+        "rl.keep_rollouts",
+        "rl.max_grad_norm_spike",
+        "sft.checkpoint_every",
         "evaluation.max_tasks",
     }
 )
@@ -53,11 +69,29 @@ def remember_config(cfg: ConfigDict, workdir: Path) -> None:
         free.add("sandbox.device")
     if (workdir / WEIGHTS).exists() or not (workdir / "codec").exists():
         free.add("model.source")
-    differing = sorted(k for k in a.keys() | b.keys() if a.get(k) != b.get(k) and k not in free)
+    differing = sorted(k for k in a.keys() & b.keys() if a[k] != b[k] and k not in free)
     if differing:
-        lines = ", ".join(f"{k}: {a.get(k, 'absent')} -> {b.get(k, 'absent')}" for k in differing)
+        lines = ", ".join(f"{k}: {a[k]} -> {b[k]}" for k in differing)
         raise ConfigError(f"{workdir} was started with another config ({lines}). Use that config, or another --workdir.")
+    new, gone = (sorted(k for k in some.keys() - others.keys() if k not in free) for some, others in ((b, a), (a, b)))
+    if new or gone:
+        raise ConfigError(_of_another_version(path, {k: b[k] for k in new}, {k: a[k] for k in gone}))
     _write(path, wanted)
+
+
+def _of_another_version(path: Path, new: dict[str, Any], gone: dict[str, Any]) -> str:
+    """What to say of a workdir's config whose keys are not those of this version, its values being the same."""
+    said = []
+    if new:
+        said.append(f"it lacks {', '.join(new)} (here {', '.join(map(repr, new.values()))})")
+    if gone:
+        said.append(f"it has {', '.join(f'{k} (then {v!r})' for k, v in gone.items())}, of which nothing is known here")
+    return (
+        f"{path.parent} was started by another version of this program, as its {path.name} shows: {'; '.join(said)}. A key that came later has, "
+        "with its default in configs/demo.py, the effect of the version before. To go on in this workdir, see that the values given here "
+        f"continue what was begun there, then delete {path}: this config is then remembered in its place, and nothing else is changed. "
+        "Or finish with the version that began it, or use another --workdir."
+    )
 
 
 def remember_weights(cfg: ConfigDict, workdir: Path) -> None:
@@ -69,23 +103,44 @@ def remember_weights(cfg: ConfigDict, workdir: Path) -> None:
         ConfigError: a file of other content; names both.
         FileNotFoundError: there is no such file, or the package that holds it is not installed.
     """
-    if cfg.model.init != "smollm2":
+    if cfg.model.init == "scratch" or cfg.model.source == "random":
         return
-    from dk_jax.interop.smollm2 import locate
+    if cfg.model.init == "smollm2":
+        from dk_jax.interop.smollm2 import locate
 
-    source = Path(cfg.model.source) if cfg.model.source else locate()
-    with open(source, "rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        source = Path(cfg.model.source) if cfg.model.source else locate()
+        files = [source]
+    else:
+        source = Path(cfg.model.source)
+        files = [source / "config.json", *sorted(source.glob("*.safetensors"))]
+    digest, size = _digest(files), sum(file.stat().st_size for file in files)
     path = workdir / WEIGHTS
     if not path.exists():
-        _write(path, {"sha256": digest, "file": source.name, "bytes": source.stat().st_size})
+        _write(path, {"sha256": digest, "file": source.name, "bytes": size})
         return
     found = json.loads(path.read_text(encoding="utf-8"))
     if found["sha256"] != digest:
         raise ConfigError(
             f"{workdir} was started with the weights of {found['file']!r} (SHA-256 {found['sha256'][:16]}..., {found['bytes']} bytes), "
-            f"but {source} holds others ({digest[:16]}..., {source.stat().st_size} bytes). Give that file as model.source, or another --workdir."
+            f"but {source} holds others ({digest[:16]}..., {size} bytes). Give that file as model.source, or another --workdir."
         )
+
+
+def _digest(files: Sequence[Path]) -> str:
+    """SHA-256 of one file's content; of a checkpoint's files, which may be hundreds of gigabytes, of names, sizes and samples of
+    1 MiB: the beginning, which holds the header, the end, and seven places between."""
+    if len(files) == 1:
+        with open(files[0], "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    digest = hashlib.sha256()
+    for path in files:
+        size = path.stat().st_size
+        digest.update(f"{path.name} {size}\n".encode())
+        with open(path, "rb") as file:
+            for place in range(9):
+                file.seek(max(size - _SAMPLE_BYTES, 0) * place // 8)
+                digest.update(file.read(_SAMPLE_BYTES))
+    return digest.hexdigest()
 
 
 def _write(path: Path, data: dict) -> None:

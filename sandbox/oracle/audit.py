@@ -235,8 +235,8 @@ def rule(timing: Timing, found: Audit, *, replayed: bool = False) -> Ruled:
     of one call of candidate and reference, in milliseconds.
 
     Where calls were replayed, what is forgiven ends by degrees: a claim that exceeds the bound by some percent loses three times as many
-    of the forgiven ones, until what was seen counts, by the bound that leaves more. An honest kernel's audited calls are slower by 8 to 20 % where they write what
-    does not fit into the cache, and no more than chance parts the ones from the others.
+    of the forgiven ones, until what was seen counts, by the bound that leaves more. An honest kernel's audited calls are slower by 8 to
+    20 % where they write what does not fit into the cache, and no more than chance parts the ones from the others.
 
     Args:
       replayed: the audited calls were replayed at once. That spares both sides the device's way from one launch to the

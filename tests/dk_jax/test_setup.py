@@ -9,6 +9,7 @@ import pytest
 from configs.demo import get_config as demo
 from configs.smollm2_triton import get_config as smollm2
 from dk_jax.tasks.builtin import builtin_suite
+from dk_jax.train import model as models
 from dk_jax.train import setup
 from dk_jax.train.admission import admitted
 from dk_jax.train.checks import check_config, check_tasks
@@ -80,18 +81,18 @@ def test_a_step_wants_no_more_tasks_than_there_are():
 @pytest.mark.parametrize("get_config", [demo, smollm2])
 def test_modules_that_rl_would_train_nothing_of_are_named(get_config):
     cfg = get_config()
-    setup.check_modules(cfg)
+    models.check_modules(cfg)
     cfg.rl.only = ("mlp", "heads")
-    setup.check_modules(cfg)
+    models.check_modules(cfg)
     cfg.rl.only = ("mlp", "mlps")
     with pytest.raises(setup.ConfigError, match=r"rl\.only=.*belongs to mlps: modules are .*attention"):
-        setup.check_modules(cfg)
+        models.check_modules(cfg)
     cfg.rl.only = ("embed",)
     if cfg.model.train == "full":
-        setup.check_modules(cfg)
+        models.check_modules(cfg)
     else:
         with pytest.raises(setup.ConfigError, match="belongs to embed"):
-            setup.check_modules(cfg)
+            models.check_modules(cfg)
 
 
 def test_an_unknown_kind_is_named():
