@@ -160,6 +160,23 @@ class Updater:
             )
         return self._compiled
 
+    def _applied(self, trainable: Any, opt_state: Any) -> Any:
+        """The optimiser's step, compiled for parameters and state that lie so."""
+        if self._step is None:
+            lies = jax.tree.map(lambda leaf: leaf.sharding, (trainable, opt_state))
+            self._step = jax.jit(partial(_apply, self.optimizer), donate_argnums=(0, 1), out_shardings=lies)
+        return self._step
+
+    def traced(self, trainable: Any, frozen: Any, opt_state: Any, batch: dict[str, Any]) -> tuple[jax.stages.Traced, jax.stages.Traced]:
+        """The two programs of an update, a microbatch's gradient and the optimiser's step, traced and not run; for planning.
+
+        Args: may be `jax.ShapeDtypeStruct`s with shardings.
+        """
+        total = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jnp.float32, sharding=leaf.sharding), trainable)
+        with self._on_mesh():
+            gradient = self._programs(trainable)[0].trace(total, trainable, frozen, batch)
+            return gradient, self._applied(trainable, opt_state).trace(trainable, opt_state, total)
+
     def gradient(
         self, trainable: Any, frozen: Any, batches: Iterable[dict[str, np.ndarray]]
     ) -> tuple[Any, dict[str, Any]]:
@@ -219,11 +236,8 @@ class Updater:
             raise FloatingPointError(f"the loss is {loss}. Look for a broken row in the last batch.")
         if largest_norm is not None and norm > largest_norm:
             raise GradientSpike(f"the gradient's norm is {norm:.4g}, above {largest_norm:.4g}")
-        lies = jax.tree.map(lambda leaf: leaf.sharding, (trainable, opt_state))
-        if self._step is None:
-            self._step = jax.jit(partial(_apply, self.optimizer), donate_argnums=(0, 1), out_shardings=lies)
         with self._on_mesh():
-            trainable, opt_state = self._step(trainable, opt_state, total)
+            trainable, opt_state = self._applied(trainable, opt_state)(trainable, opt_state, total)
         found = {k: float(v) for k, v in sums.items()}
         tokens = max(found.pop("tokens"), 1.0)
         metrics = {"grad_norm": norm, "loss": found.pop("loss"), "tokens": tokens}
