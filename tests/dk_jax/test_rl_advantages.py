@@ -141,6 +141,13 @@ def test_each_token_gets_the_advantage_of_its_own_turn():
     )
 
 
+def test_token_advantages_equal_loops():
+    rng = np.random.default_rng(5)
+    advantages, turn_index = rng.normal(size=(6, 3)).astype(np.float32), rng.integers(-1, 3, (6, 9))
+    want = [[advantages[b, turn] if turn >= 0 else 0.0 for turn in row] for b, row in enumerate(turn_index)]
+    np.testing.assert_array_equal(token_advantages(advantages, turn_index), np.array(want, np.float32))
+
+
 def test_a_turn_without_an_advantage_gives_nan_and_not_a_neighbours():
     assert np.isnan(token_advantages(np.array([[1.0, 2.0]]), np.array([[2]])))[0, 0]
 

@@ -45,6 +45,8 @@ def test_mismatch_rejection_equals_loops():
     want = mismatch_by_loops(train, sampler, mask, 0.999, 1.001, 1e-4)
     np.testing.assert_array_equal(got.keep, want)
     assert 10 < sum(want) < 60, "the case must have both kept and rejected trajectories"
+    np.testing.assert_array_equal(got.vetoed, [b == 5 and mask[5, 2] for b in range(60)])
+    assert mask[5, 2], "the case must have a veto"
 
 
 def test_one_impossible_token_rejects_a_trajectory_whose_mean_is_fine():
@@ -61,6 +63,7 @@ def test_a_trajectory_with_nan_is_rejected_and_one_without_tokens_kept():
     train = np.array([[np.nan, 0.0], [np.nan, 0.0]])
     got = mismatch_rejection(train, np.zeros((2, 2)), np.array([[True, True], [False, False]]))
     np.testing.assert_array_equal(got.keep, [False, True])
+    assert not np.asarray(got.vetoed).any(), "no token was found impossible"
 
 
 def test_bounds_of_zero_and_infinity_switch_the_mismatch_filter_off():

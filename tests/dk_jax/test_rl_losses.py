@@ -176,3 +176,21 @@ def test_microbatches_add_up_to_the_whole_step():
     whole, _ = joint_loss(token_loss, mask, agents, counted, weights=WEIGHTS, scale=7.0)
     np.testing.assert_allclose(parts, whole, rtol=1e-5)
     assert weights[3] == 0
+
+
+@pytest.mark.parametrize("kind", ["token_mean", "constant_length"])
+def test_joint_loss_by_other_aggregates_equals_loops(kind):
+    rng = np.random.default_rng(6)
+    token_loss, mask = rng.normal(size=(10, 5)).astype(np.float32), rng.random((10, 5)) < 0.7
+    agents, counted, sampled = rng.integers(0, 3, 10), rng.random(10) < 0.6, np.arange(10) != 4
+    counted &= sampled
+    total, own = joint_loss(token_loss, mask, agents, counted, weights=WEIGHTS, scale=10.0, kind=kind, sampled=sampled)
+    want = []
+    for agent in range(3):
+        rows = [b for b in range(10) if agents[b] == agent and counted[b]]
+        summed = sum(token_loss[b, t] for b in rows for t in range(5) if mask[b, t])
+        tokens = sum(int(mask[b].sum()) for b in rows)
+        divisor = tokens if kind == "token_mean" else 10.0 * sum(agents[b] == agent and sampled[b] for b in range(10))
+        want.append(summed / divisor if rows else 0.0)
+    np.testing.assert_allclose(own, want, rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(total, np.dot(WEIGHTS, want), rtol=1e-5, atol=1e-7)
