@@ -1,30 +1,42 @@
-"""Scalars and text of a run: TensorBoard (tensorboardX) and one JSON line a step, both append-only.
+"""Scalars and text of a run: TensorBoard (tensorboardX) and one JSON line a step.
 
-After a restart, lines and events of steps later than the checkpoint are written again under the same step; readers keep the
-last line of a step (`read_scalars` does).
+Each step is there once: a phase that goes on from a checkpoint first forgets what later steps have written (`Metrics.rewind`). Where
+that was not done, readers keep the last line of a step (`read_scalars` does).
 """
 
 from __future__ import annotations
 
 import json
 import math
+import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+
+def is_clocked(name: str) -> bool:
+    """Whether a scalar of this name tells of the clock: such are never the same twice, all others are for equal verdicts."""
+    return name == "time" or name.endswith("_s") or name.startswith("share_")
 
 
 class Metrics:
     """Writes scalars of a phase ("corpus", "sft", "rl", "eval") by step."""
 
     def __init__(self, workdir: Path):
+        self.directory = Path(workdir) / "tensorboard"
+        self._path = Path(workdir) / "metrics.jsonl"
+        self._open()
+
+    def _open(self) -> None:
         # Imported here: it takes seconds, and reading scalars does not need it.
         from tensorboardX import SummaryWriter
 
-        self.directory = Path(workdir) / "tensorboard"
-        self._writer = SummaryWriter(logdir=str(self.directory), flush_secs=10)
-        path = Path(workdir) / "metrics.jsonl"
-        self._file = open(path, "a", encoding="utf-8")
-        if path.stat().st_size and not path.read_bytes().endswith(b"\n"):
+        # A name of its own: two files begun in one second would be one.
+        suffix = f".{os.getpid()}.{time.time_ns()}"
+        self._writer = SummaryWriter(logdir=str(self.directory), flush_secs=10, filename_suffix=suffix)
+        self._file = open(self._path, "a", encoding="utf-8")
+        if self._path.stat().st_size and not self._path.read_bytes().endswith(b"\n"):
             self._file.write("\n")  # a crash cut the last line: the next one must not be glued to it
 
     def scalars(self, phase: str, step: int, values: dict[str, float]) -> None:
@@ -39,9 +51,43 @@ class Metrics:
     def text(self, tag: str, step: int, text: str) -> None:
         self._writer.add_text(tag, text, step)
 
+    def flush(self) -> None:
+        """Has all of it on disk: before the checkpoint after which these steps are not done again."""
+        self._writer.flush()
+        self._file.flush()
+
+    def rewind(self, phase: str, step: int) -> None:
+        """Forgets what later steps of the phase have written: they are done again, from the checkpoint of `step`."""
+        self._forget(phase, lambda at: at > step)
+
+    def forget(self, phase: str, step: int) -> None:
+        """Forgets what that one step of the phase has written."""
+        self._forget(phase, lambda at: at == step)
+
+    def _forget(self, phase: str, gone: Callable[[int], bool]) -> None:
+        from dk_jax.metrics_events import drop_events
+
+        self.close()
+        lines = self._path.read_text(encoding="utf-8").splitlines(keepends=True)
+        kept = [line for line in lines if not _is_of(line, phase, gone)]
+        if len(kept) < len(lines):
+            partial = self._path.with_suffix(".part")
+            partial.write_text("".join(kept), encoding="utf-8")
+            partial.replace(self._path)
+        drop_events(self.directory, f"{phase}/", gone)
+        self._open()
+
     def close(self) -> None:
         self._writer.close()
         self._file.close()
+
+
+def _is_of(line: str, phase: str, gone: Callable[[int], bool]) -> bool:
+    try:
+        entry = json.loads(line)
+    except ValueError:
+        return not line.endswith("\n")  # cut short by a crash
+    return entry.get("phase") == phase and gone(entry["step"])
 
 
 def read_scalars(path: Path, phase: str) -> list[dict[str, Any]]:

@@ -4,7 +4,8 @@
     python scripts/train.py --config=configs/smollm2_triton.py --workdir=runs/smollm2 --config.rl.steps=20
 
 Any number of the config can be overridden: --config.rl.lr=1e-4. Interrupted, the same command goes on where it stopped.
-A sandbox is started as a child process unless --sandbox names the socket of one that runs already.
+A sandbox is started as a child process unless --sandbox names the socket of one that runs already. Several processes on one or more
+hosts make one run: under SLURM by srun, else by the variables that dk_jax.distributed names.
 """
 
 from __future__ import annotations
@@ -29,10 +30,12 @@ M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX, M_ARENA_MAX = -1, -2, -4, -8
 _CONFIG = config_flags.DEFINE_config_file("config", None, "Recipe: a file with get_config().", lock_config=True)
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run; made if absent, gone on with if not.")
 _MODE = flags.DEFINE_enum(
-    "mode", "all", ["all", "check_corpus", "corpus", "sft", "rl", "report", "rollout_only"], "Which phases to run (earlier ones are done if missing)."
+    "mode", "all", ["all", "check_corpus", "corpus", "sft", "rl", "report", "rollout_only", "overfit_one"],
+    "Which phases to run (earlier ones are done if missing).",
 )
 _SANDBOX = flags.DEFINE_string("sandbox", "", "Socket of a running sandbox; by default the run starts one of its own.")
 _TRAIN_FROM = flags.DEFINE_string("train_from", "", "One update from this file of trajectories instead of new rollouts.")
+_TASK = flags.DEFINE_string("task", "", "overfit_one: name of the task (default: the first of the first step).")
 _OUTPUT = flags.DEFINE_string("output", "", "rollout_only: file for the trajectories (default: WORKDIR/trajectories.jsonl).")
 
 
@@ -49,13 +52,18 @@ def main(argv):
         raise app.UsageError(str(error).replace("\n", " ")) from None
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", force=True)
     _prepare_jax(cfg)
+    try:
+        several = _join_processes()
+    except (ValueError, RuntimeError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
     signal.signal(signal.SIGTERM, _interrupt)
     signal.signal(signal.SIGINT, _interrupt)  # also where a shell started the run in the background with SIGINT ignored
     try:
         return _run(cfg, Path(_WORKDIR.value))
     except KeyboardInterrupt:
-        print("\ninterrupted; the same command goes on where it stopped", file=sys.stderr)
-        return 130
+        print("\ninterrupted; the same command goes on where it stopped", file=sys.stderr, flush=True)
+        return _left(several, 130)
     except _expected_errors() as error:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             print(
@@ -65,8 +73,42 @@ def main(argv):
                 flush=True,
             )
             os._exit(1)  # buffered logs can't be written either, and each would say so with a traceback of its own at exit
-        print(f"\nerror: {error}{_advice(error)}", file=sys.stderr)
-        return 1
+        print(f"\nerror: {error}{_advice(error)}", file=sys.stderr, flush=True)
+        return _left(several, 1)
+    except _lost_process() as error:
+        if not several:
+            raise
+        print(
+            f"\nerror: the processes of this run lost each other ({str(error).splitlines()[0]}). Start all of them again by the same "
+            "commands: they go on from the last checkpoint.",
+            file=sys.stderr,
+            flush=True,
+        )
+        return _left(several, 1)
+
+
+def _join_processes() -> bool:
+    """Whether this is one of several processes; see dk_jax.distributed."""
+    from dk_jax import distributed
+
+    several = distributed.initialize()
+    if several and not distributed.is_first():
+        os.environ["TQDM_DISABLE"] = "1"
+    return several
+
+
+def _left(several: bool, status: int) -> int:
+    """The exit status; one of several processes ends at once, as at a usual end it would wait for the others, which wait for it."""
+    if several:
+        sys.stdout.flush()
+        os._exit(status)
+    return status
+
+
+def _lost_process() -> type[BaseException]:
+    import jax
+
+    return jax.errors.JaxRuntimeError
 
 
 def _advice(error: BaseException) -> str:
@@ -107,13 +149,14 @@ def _keep_memory() -> None:
 
 
 def _expected_errors() -> tuple[type[BaseException], ...]:
+    from dk_jax.distributed import FirstProcessFailed
     from dk_jax.rollout.supervise import SandboxStartError
     from dk_jax.sft.corpus import CorpusError
     from dk_jax.skills.library import LibraryError
     from dk_jax.train.setup import ConfigError
     from sandbox.client import SandboxBusy, SandboxRejected, SandboxUnavailable
 
-    ours = (ConfigError, CorpusError, LibraryError, SandboxStartError, SandboxBusy, SandboxRejected, SandboxUnavailable)
+    ours = (ConfigError, CorpusError, FirstProcessFailed, LibraryError, SandboxStartError, SandboxBusy, SandboxRejected, SandboxUnavailable)
     return (*ours, FloatingPointError, OSError, ValueError)
 
 
@@ -138,18 +181,21 @@ def _warn_of_idle_gpu(cfg) -> None:
 
 
 def _run(cfg, workdir: Path) -> int:
+    from dk_jax import distributed
     from dk_jax.rollout.supervise import SandboxProcess
     from dk_jax.train.run import Run
 
     workdir.mkdir(parents=True, exist_ok=True)
     _warn_of_idle_gpu(cfg)
     with contextlib.ExitStack() as stack:
-        socket = _SANDBOX.value
+        if not distributed.is_first():  # whose results and messages the first one has too
+            stack.enter_context(contextlib.redirect_stdout(stack.enter_context(open(os.devnull, "w"))))
+        socket = _SANDBOX.value if distributed.is_first() else ""
         if socket and not Path(socket).is_socket():
             raise FileNotFoundError(
                 f"--sandbox={socket}: no socket is there. Start one with python -m sandbox serve --socket {socket}, or leave the flag out"
             )
-        if not socket and _MODE.value != "report":
+        if not socket and _MODE.value != "report" and distributed.is_first():
             print(f"starting the sandbox (log: {workdir / 'sandbox.log'})", flush=True)
             socket = stack.enter_context(
                 SandboxProcess(_sandbox_arguments(cfg, workdir), log_path=workdir / "sandbox.log")
@@ -161,6 +207,8 @@ def _run(cfg, workdir: Path) -> int:
         elif _MODE.value == "rollout_only":
             path = Path(_OUTPUT.value or workdir / "trajectories.jsonl")
             print(f"{run.rollout_only(path)} trajectories -> {path}")
+        elif _MODE.value == "overfit_one":
+            run.overfit_one(_TASK.value)
         elif _MODE.value == "report":
             from dk_jax.evaluation.report import write_report
 

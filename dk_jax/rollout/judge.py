@@ -92,7 +92,8 @@ class Journal:
         for number, line in enumerate(lines[:-1], 1):
             try:
                 entry = json.loads(line)
-                self._verdicts[entry["key"]] = Verdict(**entry["verdict"])
+                for one in entry["together"] if "together" in entry else [entry]:
+                    self._verdicts[one["key"]] = Verdict(**one["verdict"])
             except (ValueError, KeyError, TypeError) as error:
                 raise ValueError(
                     f"{self.path}:{number}: damaged journal line ({error}). Delete that line; its verdict is judged again."
@@ -111,7 +112,15 @@ class Journal:
             if self._verdicts.get(key) == verdict:
                 return
             self._verdicts[key] = verdict
-            self._file.write(json.dumps({"key": key, "verdict": dataclasses.asdict(verdict)}) + "\n")
+            self._file.write(_line(key, verdict))
+            self._file.flush()
+
+    def put_together(self, verdicts: dict[str, Verdict]) -> None:
+        """Keeps verdicts of which some are worth nothing without the others: a crash leaves all of them or none."""
+        with self._lock:
+            self._verdicts |= verdicts
+            entries = [{"key": key, "verdict": dataclasses.asdict(verdict)} for key, verdict in verdicts.items()]
+            self._file.write(json.dumps({"together": entries}) + "\n")
             self._file.flush()
 
     def clear(self) -> None:
@@ -119,11 +128,31 @@ class Journal:
         self._verdicts.clear()
         self._file.truncate(0)
 
+    def forget(self, needless: Callable[[str], bool]) -> None:
+        """Forgets the verdicts whose key is `needless`, all of them or, on any error, none."""
+        with self._lock:
+            kept = {key: verdict for key, verdict in self._verdicts.items() if not needless(key)}
+            if len(kept) == len(self._verdicts):
+                return
+            partial = self.path.with_suffix(".part")
+            partial.write_text("".join(_line(key, verdict) for key, verdict in kept.items()), encoding="utf-8")
+            partial.replace(self.path)
+            self._file.close()
+            self._file = open(self.path, "a", encoding="utf-8")
+            self._verdicts = kept
+
+    def keys(self) -> list[str]:
+        return list(self._verdicts)
+
     def __len__(self) -> int:
         return len(self._verdicts)
 
     def close(self) -> None:
         self._file.close()
+
+
+def _line(key: str, verdict: Verdict) -> str:
+    return json.dumps({"key": key, "verdict": dataclasses.asdict(verdict)}) + "\n"
 
 
 def _key(phase: str, index: int, task: Task, source: str) -> str:
@@ -315,8 +344,7 @@ class SandboxJudge:
             )
             found = [Verdict.from_result(getattr(result.arms[a], kind)[i]) for a, kind, i in flat]
             if self.journal is not None:
-                for key, verdict in zip(keys, found, strict=True):
-                    self.journal.put(key, verdict)
+                self.journal.put_together(dict(zip(keys, found, strict=True)))
         out = [([], []) for _ in arms]
         for (a, kind, _), verdict in zip(flat, found, strict=True):
             out[a][0 if kind == "control" else 1].append(verdict)

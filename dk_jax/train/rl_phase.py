@@ -1,23 +1,28 @@
 """Joint RL of the three agents: the loop over steps, each of which is collected, learned from, and made final (DESIGN 3.3).
 
-A step is final with its committed checkpoint. On resuming, what later steps left behind is undone: the library is rolled back, and
-verdicts already received are taken from the journal.
+A step is final with its committed checkpoint, which is written while the next step's rollouts are made. On resuming, what later steps
+left behind is undone: the library is rolled back, their metrics are forgotten, and verdicts already received are taken from the journal.
+That keeps those since the second newest checkpoint, so that it takes the newest one's place where that is damaged.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import logging
-import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
-from dk_jax.models.config import AGENTS
 from dk_jax.rollout.digest import rollout_metrics, skill_usage
 from dk_jax.rollout.episode import StepRollouts, collect
 from dk_jax.rollout.trajectory import save_trajectories
+from dk_jax.tasks.task import Task
 from dk_jax.train import setup, updaters
+from dk_jax.train.agent_metrics import agent_metrics
+from dk_jax.train.bad_batch import check_finite, largest_norm, remembered, save_bad_batch
 from dk_jax.train.batch import microbatches
+from dk_jax.train.clock import StepClock, TimedJudge, TimedSampler
 from dk_jax.train.credit import assign, nothing_to_learn
 from dk_jax.train.mismatch import make_screen
 from dk_jax.train.state import Checkpoints, TrainState
@@ -26,6 +31,8 @@ if TYPE_CHECKING:
     from dk_jax.train.run import Run
 
 log = logging.getLogger(__name__)
+BEST_WINDOW = 5
+"""Steps over whose mean `rl.keep_best` is compared: single ones are mostly luck with their tasks."""
 
 
 class RLPhase:
@@ -38,7 +45,8 @@ class RLPhase:
     def __init__(self, run: Run):
         self.run, self.cfg = run, run.cfg
         self.updater = updaters.for_rl(run.cfg, run.model)
-        self.checkpoints = Checkpoints(run.workdir / "checkpoints" / "rl")
+        self.checkpoints = Checkpoints(run.checkpoints_folder / "rl", keep=run.cfg.rl.keep_checkpoints)
+        self._unsettled: TrainState | None = None
 
     def close(self) -> None:
         self.checkpoints.close()
@@ -50,69 +58,117 @@ class RLPhase:
         self.close()
 
     def newest(self, start: Any) -> TrainState:
-        """The state of the newest checkpoint, or the one before the first step; the library is rolled back to it."""
+        """The state of the newest whole checkpoint, or the one before the first step; what later steps left behind is undone."""
         fresh = self.run.fresh_state(self.updater, start)
         fresh.record = {"seed": self.cfg.seed, "judged": 0}
         state = self.checkpoints.restore(fresh) or fresh
         self.run.library.rollback_to(state.step)
+        self.run.metrics.rewind("rl", state.step)
         return state
 
     def train(self, start: Any) -> TrainState:
         """From the cold start's parameters (or the newest checkpoint) to `rl.steps`."""
-        c, run = self.cfg.rl, self.run
+        c, run, r = self.cfg.rl, self.run, self.cfg.rollout
+        known = self.checkpoints.latest_step
         state = self.newest(start)
         if state.step == 0:
             self.checkpoints.save(state)
-        if state.step >= c.steps:
-            return state
-        judge, verifier = run.judge("rl"), run.verifier
-        sampler = run.sampler(temperature=self.cfg.rollout.temperature)
-        r = self.cfg.rollout
+        judge = run.judge("rl")
+        self._tell_lost(state.step, known, judge.journal)
+        self._unsettled = state
+        clock = StepClock()
+        timed, sampler = TimedJudge(judge, clock), TimedSampler(run.sampler(temperature=r.temperature), clock)
         turns = (r.tasks * r.turns + r.checked_tasks) * (r.selections + 1) * r.rollouts
         with tqdm(total=c.steps, desc="joint RL", unit="step", initial=state.step) as bar:
             while state.step < c.steps:
-                started = time.monotonic()
-                with tqdm(total=turns, desc=f"  step {state.step + 1}", unit="turn", leave=False) as inner:
-                    rollouts = self.collect(state, sampler, judge, verifier, progress=inner.update)
-                collected = time.monotonic()
-                state, metrics = self.learn(state, rollouts)
-                verifier.stage(run.library, rollouts.proposals, step=state.step)
-                self._stage_usage(rollouts)
-                run.library.commit(state.step)
-                # Before the checkpoint: a step that it holds is not done again, so nothing of it may be missing.
-                if c.keep_rollouts:
-                    save_trajectories(run.workdir / "rollouts" / f"step_{state.step:05d}.jsonl", rollouts.trajectories)
-                metrics |= {"collect_s": collected - started, "update_s": time.monotonic() - collected}
-                counts = run.library.counts()
-                metrics |= {f"skills_{k}": float(counts[k]) for k in ("proposed", "verified", "active")}
+                with tqdm(total=turns, desc=f"  step {state.step + 1}", unit="turn", leave=False) as inner, clock.during("collect"):
+                    rollouts = self.collect(state, sampler, timed, run.verifier, progress=inner.update)
+                clock.count("episodes", len(rollouts.of("policy")))
+                self._settle(judge.journal)
+                with clock.during("update"):
+                    state, metrics = self.learn(state, rollouts)
+                metrics |= self._make_final(state, rollouts)
+                metrics |= clock.read()
                 run.metrics.scalars("rl", state.step, metrics)
                 self._log_examples(state.step, rollouts)
                 if state.step % c.checkpoint_every == 0 or state.step == c.steps:
+                    run.metrics.flush()
+                    state.record = self._with_best(state)
                     self.checkpoints.save(state)
-                    judge.journal.clear()
+                    self._unsettled = state
                 bar.update(1)
                 bar.set_postfix(
                     reward=f"{metrics['reward']:.2f}",
                     correct=f"{metrics['correct']:.0%}",
                     speedup=f"{metrics['speedup']:.2f}",
-                    skills=int(counts["active"]),
+                    skills=int(metrics["skills_active"]),
                 )
+        self._settle(judge.journal)
         return state
 
-    def collect(self, state: TrainState, sampler, judge, verifier, progress=None) -> StepRollouts:
-        """The rollouts of the step after `state`."""
+    def _make_final(self, state: TrainState, rollouts: StepRollouts) -> dict[str, float]:
+        """All of the step but its checkpoint: a step that it holds is not done again, so nothing of it may be missing."""
+        run = self.run
+        run.verifier.stage(run.library, rollouts.proposals, step=state.step)
+        self._stage_usage(rollouts)
+        run.library.commit(state.step)
+        if self.cfg.rl.keep_rollouts:
+            save_trajectories(run.workdir / "rollouts" / f"step_{state.step:05d}.jsonl", rollouts.trajectories)
+        counts = run.library.counts()
+        return {f"skills_{k}": float(counts[k]) for k in ("proposed", "verified", "active")}
+
+    def _settle(self, journal: Any) -> None:
+        """Waits for the checkpoint in work, and lets go of what it makes needless: verdicts that no whole checkpoint asks for again,
+        and the best checkpoint so far if it is better."""
+        state, self._unsettled = self._unsettled, None
+        if state is None:
+            return
+        self.checkpoints.wait()
+        if state.record.get("best", {}).get("step") == state.step:
+            self.checkpoints.keep_as_best(state.step)
+        oldest = self.checkpoints.steps[-2:][0]
+        journal.forget(lambda key: _step_of(key) < oldest)
+
+    def _tell_lost(self, step: int, known: int | None, journal: Any) -> None:
+        """Warns where a damaged checkpoint's step is done again and its verdicts are not there any more."""
+        if known is not None and known > step and not any(_step_of(key) == step for key in journal.keys()):
+            log.warning(
+                "RL goes on from step %d, where it had come to step %d: the verdicts in between are not in the journal any more. These steps "
+                "are judged again; their timings, and what follows from them, will differ",
+                step, known,
+            )  # fmt: skip
+
+    def _with_best(self, state: TrainState) -> dict[str, Any]:
+        """The record, with this step in it as the best one if it is: by the mean of `rl.keep_best` over the last steps. As long as there
+        are fewer, the newest one is."""
+        record, name = dict(state.record), self.cfg.rl.keep_best
+        if not name:
+            return record
+        recent, best = record["recent"]["values"], record.get("best")
+        value = sum(recent) / len(recent)
+        if len(recent) < BEST_WINDOW or best is None or best["metric"] != name or value >= best["value"]:
+            record["best"] = {"metric": name, "step": state.step, "value": value}
+        return record
+
+    def collect(
+        self, state: TrainState, sampler, judge, verifier, progress=None, *, tasks: Sequence[Task] | None = None
+    ) -> StepRollouts:
+        """The rollouts of the step after `state`; of `tasks` alone, where they are given, without skills."""
         r, seed, run = self.cfg.rollout, self.cfg.seed, self.run
-        tasks = setup.step_tasks(run.tasks.rl, state.step, count=r.tasks, seed=seed)
-        checked = []
-        if r.checked_tasks:
-            checked = setup.step_tasks(run.tasks.checked, state.step, count=r.checked_tasks, seed=seed, key="rollout.checked_tasks")
+        config, active, checked = run.rollout_config, run.library.active(), []
+        if tasks is not None:
+            config, active = dataclasses.replace(config, max_triggers=0), []
+        else:
+            tasks = setup.step_tasks(run.tasks.rl, state.step, count=r.tasks, seed=seed)
+            if r.checked_tasks:
+                checked = setup.step_tasks(run.tasks.checked, state.step, count=r.checked_tasks, seed=seed, key="rollout.checked_tasks")
         return collect(
             run.speaker(sampler, state.trainable),
             judge,
             verifier,
             tasks,
-            run.library.active(),
-            config=run.rollout_config,
+            active,
+            config=config,
             seed=seed,
             step=state.step,
             checked=checked,
@@ -124,21 +180,29 @@ class RLPhase:
 
         Old log-probabilities stay those of the sampler, so that clipping bounds how far the epochs may go together; what the
         loss tells (ratio, clip_fraction, ...) is of the last one.
+
+        Raises:
+            BadBatch: a number that is not finite, or a gradient that is far larger than those before it. The batch is saved first.
         """
-        screen = make_screen(self.cfg, self.run.model, state.trainable)
-        rows, metrics = assign(rollouts, config=setup.credit_config(self.cfg), seed=self.cfg.seed, step=state.step, screen=screen)
-        metrics |= rollout_metrics(rollouts)
-        trainable, opt_state = state.trainable, state.opt_state
-        if rows:
-            batches = list(microbatches(rows, size=self.cfg.rl.microbatch, step=self.cfg.rl.length_step))
-            for _ in range(self.cfg.rl.epochs):
-                trainable, opt_state, found = self.updater.update(trainable, self.run.model.frozen, opt_state, batches)
+        batches: list[dict[str, Any]] = []
+        try:
+            screen = make_screen(self.cfg, self.run.model, state.trainable)
+            rows, metrics = assign(rollouts, config=setup.credit_config(self.cfg), seed=self.cfg.seed, step=state.step, screen=screen)
+            metrics |= rollout_metrics(rollouts) | agent_metrics(rollouts.trajectories, rows)
+            batches += microbatches(rows, size=self.cfg.rl.microbatch, step=self.cfg.rl.length_step)
+            trainable, opt_state = state.trainable, state.opt_state
+            limit = largest_norm(state.record, self.cfg.rl.max_grad_norm_spike)
+            for _ in range(self.cfg.rl.epochs if rows else 0):
+                trainable, opt_state, found = self.updater.update(
+                    trainable, self.run.model.frozen, opt_state, batches, largest_norm=limit
+                )
                 metrics |= found
-            for agent in AGENTS:
-                metrics[f"sequences_{agent}"] = float(sum(row.agent == AGENTS.index(agent) for row in rows))
-        else:
+            check_finite(metrics)
+        except FloatingPointError as error:
+            raise save_bad_batch(self.run.workdir, state.step + 1, error, rollouts, batches) from error
+        if not rows:
             log.warning("step %d: %s", state.step + 1, nothing_to_learn(metrics))
-        record = dict(state.record)
+        record = remembered(state.record, metrics, keep_best=self.cfg.rl.keep_best, window=BEST_WINDOW)
         record["judged"] = int(record.get("judged", 0)) + sum(len(t.verdicts) for t in rollouts.of("policy"))
         return TrainState(step=state.step + 1, trainable=trainable, opt_state=opt_state, record=record), metrics
 
@@ -152,3 +216,8 @@ class RLPhase:
         if best.best is not None:
             text = f"{best.task}: {best.best.verdict.speedup:.2f}x\n\n```\n{best.best.source}\n```"
             self.run.metrics.text("rl/best_kernel", step, text)
+
+
+def _step_of(key: str) -> int:
+    """The step whose rollouts a verdict belongs to, of its key in the journal: rl/STEP/..."""
+    return int(key.split("/")[1])

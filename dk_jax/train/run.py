@@ -19,15 +19,17 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import jax
 from ml_collections import ConfigDict
 from tqdm import tqdm
 
+from dk_jax import distributed
 from dk_jax.evaluation import heldout
 from dk_jax.evaluation.report import write_report
 from dk_jax.generation.sampler import Sampler, make_sampler
+from dk_jax.generation.tokenizer import load_codec
 from dk_jax.metrics import Metrics
 from dk_jax.models.lora import combine
 from dk_jax.models.sharding import row_share
@@ -57,24 +59,21 @@ class Run:
 
     Args:
         cfg: the recipe.
-        workdir: where everything goes; one run at a time may use it.
+        workdir: where everything goes; one run at a time may use it. Of several processes (dk_jax.distributed) the first writes there.
         socket: a running sandbox, or "" for phases that need none.
         make_judge: builds the judge from (cfg, socket, journal); tests pass a scripted one.
     """
 
     def __init__(self, cfg: ConfigDict, workdir: Path, socket: str, make_judge: Callable[..., Any] = setup.make_judge):
-        self.cfg, self.workdir = cfg, Path(workdir)
-        self.workdir.mkdir(parents=True, exist_ok=True)
-        self._lock = open(self.workdir / ".lock", "w")
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise setup.ConfigError(f"another run is using {self.workdir}: wait for it, or choose another --workdir") from error
+        make_judge = distributed.for_all(make_judge)
+        self.cfg, self.shared = cfg, Path(workdir)
+        self._lock: TextIO | None = None
+        self.workdir = distributed.own_workdir(self.shared, self._take)
         # All of the config that can be wrong is looked at first: a workdir remembers none that could not run.
         check_config(cfg)
         models.check_source(cfg.model)
         self.tasks = setup.load_tasks(cfg)
-        if socket and any(task.spec is None for task in self.tasks.all):
+        if distributed.by_first(lambda: bool(socket)) and any(task.spec is None for task in self.tasks.all):
             self.tasks = admitted(self.tasks, make_judge(cfg, socket, None), self.workdir / "admission.json")
         check_tasks(cfg, self.tasks)
         self.rollout_config = setup.rollout_config(cfg)
@@ -91,10 +90,25 @@ class Run:
         self._model: models.Model | None = None
         self._sampler: Sampler | None = None
 
+    def _take(self) -> None:
+        """Makes the workdir and keeps other runs out of it."""
+        self.shared.mkdir(parents=True, exist_ok=True)
+        self._lock = open(self.shared / ".lock", "w")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise setup.ConfigError(f"another run is using {self.shared}: wait for it, or choose another --workdir") from error
+
+    @property
+    def checkpoints_folder(self) -> Path:
+        """Of all processes: each writes its part of a checkpoint."""
+        return self.shared / "checkpoints"
+
     def close(self) -> None:
         self.metrics.close()
         self.library.close()
-        self._lock.close()
+        if self._lock is not None:
+            self._lock.close()
 
     def judge(self, phase: str):
         """A judge whose journal belongs to a phase."""
@@ -126,9 +140,11 @@ class Run:
         """Backbone and codec, made once."""
         if self._model is None:
             remember_weights(self.cfg, self.workdir)
-            codec = models.make_codec(
-                self.cfg, self.workdir, lambda: [text for sample in self.samples() for text in sample.texts]
-            )
+            # Made by the first process alone; the others read it from the workdir.
+            trains = distributed.by_first(lambda: models.trains_codec(self.cfg, self.shared))
+            texts = [text for sample in self.samples() for text in sample.texts] if trains else []
+            distributed.by_first(lambda: models.make_codec(self.cfg, self.shared, lambda: texts) and None)
+            codec = load_codec(self.shared / "codec")
             self._model = models.make_model(self.cfg, codec)
         return self._model
 
@@ -136,19 +152,26 @@ class Run:
 
     def sft(self) -> TrainState:
         """Cold-start training; returns (or restores) its final state."""
-        model, c = self.model, self.cfg.sft
-        updater = updaters.for_cold_start(self.cfg, model)
+        c, updater = self.cfg.sft, updaters.for_cold_start(self.cfg, self.model)
         state = self.fresh_state(updater)
         if not c.steps:  # no cold start: RL begins with the model as it is
             return state
-        checkpoints = Checkpoints(self.workdir / "checkpoints" / "sft", keep=1)
-        if checkpoints.latest_step == c.steps:
-            return checkpoints.restore(state)
+        with Checkpoints(self.checkpoints_folder / "sft") as checkpoints:
+            state = checkpoints.restore(state) or state
+            if state.step == c.steps:
+                return state
+            self.metrics.rewind("sft", state.step)
+            return self._train_sft(state, updater, checkpoints)
+
+    def _train_sft(self, state: TrainState, updater: Updater, checkpoints: Checkpoints) -> TrainState:
+        model, c = self.model, self.cfg.sft
         rows = [to_row(sample, model.codec) for sample in self.samples()]
-        with tqdm(total=c.steps, desc="cold start", unit="step", initial=checkpoints.latest_step or 0) as bar:
+        with tqdm(total=c.steps, desc="cold start", unit="step", initial=state.step) as bar:
 
             def report(step: int, metrics: dict[str, float]) -> None:
                 self.metrics.scalars("sft", step, metrics)
+                if step % c.checkpoint_every == 0 or step == c.steps:
+                    self.metrics.flush()  # before the checkpoint
                 bar.update(1)
                 bar.set_postfix(loss=f"{metrics['loss']:.3f}")
 
@@ -161,11 +184,9 @@ class Run:
                 checkpoint_every=c.checkpoint_every,
                 shares=c.shares.to_dict(),
             )
-            state = sft.train(
+            return sft.train(
                 rows, updater, checkpoints, state, model.frozen, config=config, seed=self.cfg.seed, report=report
             )
-        checkpoints.close()
-        return state
 
     def fresh_state(self, updater: Updater, trainable: Any = None) -> TrainState:
         # A copy: updates donate their buffers, and the model's initial parameters must outlive them.
@@ -221,12 +242,14 @@ class Run:
         save_trajectories(self.workdir / "rollouts" / f"{phase}.jsonl", trajectories)
         scores = heldout.all_scores(trajectories, turns=c.turns) | {"of": of}
         last = scores["last_turn"]
+        self.metrics.forget("eval", step)  # of a run that was killed before the scores were saved, or of other tasks
         self.metrics.scalars(
             "eval",
             step,
             {k: last[k] for k in ("compiled", "correct", "mean_speedup", "geomean_correct")}
             | {f"fast_{p}": share for p, share in last["fast"].items()},
         )
+        self.metrics.flush()
         heldout.save_scores(path, scores)  # last: with this file the phase has finished
         return scores
 
@@ -244,6 +267,10 @@ class Run:
     def train_from(self, path: Path) -> dict[str, float]:
         """See `dk_jax.train.modes.train_from`."""
         return modes.train_from(self, path)
+
+    def overfit_one(self, task_name: str = "") -> list[dict[str, float]]:
+        """See `dk_jax.train.modes.overfit_one`."""
+        return modes.overfit_one(self, task_name)
 
     # --- all of it --------------------------------------------------------------------------------------------------
 
@@ -263,6 +290,6 @@ class Run:
                 "report": report,
                 "tensorboard": self.metrics.directory,
                 "library": self.workdir / "library.sqlite",
-                "checkpoint": self.workdir / "checkpoints" / "rl" / str(final.step),
+                "checkpoint": self.checkpoints_folder / "rl" / str(final.step),
             },
         }

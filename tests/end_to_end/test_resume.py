@@ -8,7 +8,7 @@ import pytest
 
 from dk_jax.agents.policy import KEEP
 from dk_jax.evaluation import heldout
-from dk_jax.metrics import Metrics, read_scalars
+from dk_jax.metrics import Metrics, is_clocked, read_scalars
 from dk_jax.rollout.judge import Journal
 from dk_jax.rollout.trajectory import load_trajectories
 from dk_jax.skills.library import SkillLibrary
@@ -31,7 +31,7 @@ def finish(workdir, client, cfg=None):
 def steps_written(workdir):
     """What a run has left of each RL step: its scalars but for times, and its rollouts."""
     scalars = [
-        {k: v for k, v in line.items() if k not in ("time", "collect_s", "update_s")}
+        {k: v for k, v in line.items() if not is_clocked(k)}
         for line in read_scalars(workdir / "metrics.jsonl", "rl")
     ]
     rollouts = {path.name: path.read_text() for path in sorted((workdir / "rollouts").glob("step_*.jsonl"))}
@@ -98,7 +98,7 @@ def test_skills_committed_before_a_lost_checkpoint_are_rolled_back_and_proposed_
 
 @pytest.mark.parametrize(
     ("where", "checkpoint_every"),
-    [("commit", 1), ("rollouts", 1), ("scalars", 1), ("save", 1), ("clear", 1), ("scalars", 2), ("save", 2)],
+    [("commit", 1), ("rollouts", 1), ("scalars", 1), ("save", 1), ("forget", 1), ("scalars", 2), ("save", 2)],
 )
 def test_killed_around_its_commit_a_step_is_whole_after_the_resume(uninterrupted, tmp_path, monkeypatch, where, checkpoint_every):
     wanted, _, whole = uninterrupted
@@ -109,7 +109,7 @@ def test_killed_around_its_commit_a_step_is_whole_after_the_resume(uninterrupted
         "rollouts": (rl_phase, "save_trajectories"),
         "scalars": (Metrics, "scalars"),
         "save": (Checkpoints, "save"),
-        "clear": (Journal, "clear"),
+        "forget": (Journal, "forget"),
     }[where]
     done = getattr(owner, name)
     seen = []
