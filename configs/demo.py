@@ -78,6 +78,8 @@ def get_config() -> ConfigDict:
             lora_alpha=16.0,
             lora_targets=("q", "k", "v", "o", "gate", "up", "down"),  # projections with a LoRA branch, where lora_rank is not 0
             remat=False,
+            param_dtype="float32",  # in which parameters are stored and updated
+            attention="xla",  # in training: "xla", "cudnn" (NVIDIA, bfloat16) or "blocks" (long rows without cuDNN)
         )
     )
     c.codec = ConfigDict(dict(kind="train", vocab_size=1024, idioms=IDIOMS))  # "train" on the corpus, or "model" (the backbone's own)
