@@ -167,9 +167,9 @@ class _Credit:
             for turn in range(len(t.rewards)):
                 if not np.isfinite(row[turn]):
                     raise FloatingPointError(
-                        f"RL step {self.step + 1}: the {what} of task {t.task!r}, {t.agent}, scheme {t.scheme}, rollout {t.member}, "
-                        f"turn {turn} is {row[turn]}. The step was not learnt from and nothing of the run is lost. See how the judge came "
-                        "by that number; verdicts that have arrived are in journal_rl.jsonl, and one that is removed there is asked for again."
+                        f"the {what} of task {t.task!r}, {t.agent}, scheme {t.scheme}, rollout {t.member}, turn {turn}, is {row[turn]} at RL "
+                        f"step {self.step + 1}. See how the judge came by it; verdicts that have arrived are in journal_rl.jsonl, and one "
+                        "that is removed there is asked for again"
                     )
 
     def policy(self, policy: list[Trajectory]) -> list[_Kept]:

@@ -14,6 +14,7 @@ from sandbox.protocol import (
     EvaluationRequest,
     EvaluationResult,
     Options,
+    RewardSpec,
     TaskSpec,
 )
 from sandbox.server import MAX_BODY_BYTES
@@ -39,6 +40,19 @@ def test_requests_survive_json():
         task=TaskSpec(reference="x"), candidates=[kernel(GOOD_BODY)], options=Options()
     )
     assert EvaluationRequest.model_validate_json(request.model_dump_json()) == request
+
+
+def test_milestones_need_the_baseline_that_the_last_one_is_for():
+    with pytest.raises(ValidationError, match="torch.compile"):
+        Options(reward=RewardSpec(kind="milestones"))
+    options = Options(reward=RewardSpec(kind="milestones"), baselines=["eager", "torch.compile"])
+    assert options.reward.failure == -1.0
+    assert Options.model_validate_json(options.model_dump_json()) == options
+
+
+def test_a_request_of_an_older_client_is_rewarded_by_weights():
+    spec = RewardSpec.model_validate({"w_correct": 1.0, "w_speed": 0.5, "w_coverage": 0.0, "speedup_cap": 2.5})
+    assert spec.kind == "weighted" and spec.failure == 0.0
 
 
 def test_unknown_fields_are_refused_in_requests_and_ignored_in_results():
@@ -78,6 +92,8 @@ def test_a_source_has_a_largest_size():
         ({"options": {"build_s": -1}}, 422, "options.build_s"),
         ({"options": {"correctness_trials": 0}}, 422, "options.correctness_trials"),
         ({"options": {"baselines": []}}, 422, "options.baselines"),
+        ({"options": {"reward": {"kind": "milestones"}}}, 422, "options"),
+        ({"options": {"reward": {"kind": "points"}}}, 422, "options.reward.kind"),
         ({"protocol_version": 2}, 422, "protocol_version"),
         ({"surprise": 1}, 422, "surprise"),
     ],

@@ -8,10 +8,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandbox.protocol import RewardSpec, Span, Timing
+from sandbox.oracle.draft import Draft, Job
+from sandbox.protocol import Candidate, Options, RewardSpec, Span, TaskSpec, Timing
 from sandbox.verdict import feedback
 from sandbox.verdict.correctness import Tolerance, compare, reference_problem
-from sandbox.verdict.reward import reward
+from sandbox.verdict.reward import compile_speedup, reward
 from sandbox.verdict.timing import believed_ms, hidden_ms, median_interval, speedup, undisturbed
 
 DEFAULT = Tolerance()
@@ -128,6 +129,47 @@ def test_faster_never_earns_less():
         reward(SPEC, correct=True, speedup=s, coverage=1.0).total for s in (0.1, 0.9, 1.0, 1.1, 5.9, 6.0, 7.0)
     ]
     assert totals == sorted(totals)
+
+
+MILESTONES = RewardSpec(kind="milestones")
+
+
+@pytest.mark.parametrize(
+    ("correct", "eager", "compiled", "total"),
+    [
+        (False, 9.0, 9.0, -1.0),
+        (True, None, None, 1.0),
+        (True, 1.05, 9.0, 1.0),  # no faster than eager by more than 5 %, so the next milestone is out of reach
+        (True, 1.06, None, 2.0),
+        (True, 1.06, 1.05, 2.0),
+        (True, 1.06, 1.06, 3.0),
+        (True, None, 9.0, 1.0),  # a speed that is not rewarded reaches nothing
+    ],
+)
+def test_each_milestone_needs_those_before_it(correct, eager, compiled, total):
+    result = reward(MILESTONES, correct=correct, speedup=eager, coverage=1.0, compile_speedup=compiled)
+    assert result.total == total == sum(result.parts.values())
+    assert set(result.parts) == {"correct", "faster_than_eager", "faster_than_compile"}
+
+
+@pytest.mark.parametrize(
+    ("outcome", "total"), [("incorrect", -1.0), ("build_failed", -1.0), ("integrity", -1.0), ("timeout", -1.0),
+                           ("task_rejected", 0.0), ("cancelled", 0.0), ("infra_error", 0.0), ("ok", 3.0)],
+)  # fmt: skip
+def test_a_failure_costs_a_milestone_only_where_it_is_the_candidates(outcome, total):
+    options = Options(reward=MILESTONES, baselines=["eager", "torch.compile"])
+    job = Job(id="a", task=TaskSpec(reference="x"), candidate=Candidate(source="x", language="cuda"), options=options)
+    fast = timing(1.0, 2.0)
+    fast = fast.model_copy(update={"baselines": {"eager": fast.baselines["eager"], "torch.compile": fast.baselines["eager"]}})
+    assert Draft(job=job, timing=fast).result(outcome, "").reward.total == total
+
+
+def test_the_speedup_over_torch_compile_is_that_of_the_medians():
+    plain = timing(2.0, 3.0)
+    assert compile_speedup(None) is None and compile_speedup(plain) is None
+    compiled = plain.candidate.model_copy(update={"median_ms": 2.2})
+    both = plain.model_copy(update={"baselines": {**plain.baselines, "torch.compile": compiled}})
+    assert compile_speedup(both) == pytest.approx(1.1)
 
 
 def timing(candidate_ms, eager_ms, noisy=False):
