@@ -92,6 +92,8 @@ class Checkpoints:
 
     def _seal(self) -> None:
         """Writes the manifest; called in the background when all files of a checkpoint are there, before it gets its name."""
+        if jax.process_index() > 0:
+            return
         final = self.directory / str(self._writing)
         partial = sorted(self.directory.glob(f"{self._writing}.orbax-checkpoint-tmp*"))
         manifest.write(final if final.is_dir() or not partial else partial[-1], changing=(_WRITTEN_LAST,))
