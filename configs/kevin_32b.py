@@ -27,6 +27,7 @@ def get_config() -> ConfigDict:
             gamma=0.4,
             advantage="all_turns",  # (R - mean) / std over all turns of all 16 rollouts of a task
             aggregate="constant_length",
+            loss_scale=16_384.0,  # the longest answer
             clip_low=0.2,
             clip_high=0.28,
             clip_norm=0.05,

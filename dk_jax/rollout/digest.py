@@ -37,7 +37,7 @@ def rollout_metrics(rollouts: StepRollouts) -> dict[str, float]:
 
 
 def skill_usage(rollouts: StepRollouts, *, null: int, floor: float) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(skill, arguments of `SkillLibrary.use`) for each time a skill was shown to, or chosen by, the selection agent.
+    """(skill, arguments of `SkillLibrary.use`) for each time a skill was shown to, or chosen by, the selection agent, or by retrieval alone.
 
     The effect of a chosen skill is the mean log-speedup of its scheme's rollouts less that of the task's null scheme.
 
@@ -57,3 +57,8 @@ def skill_usage(rollouts: StepRollouts, *, null: int, floor: float) -> Iterator[
             yield name, dict(shown=1)
         for name in t.skills:
             yield name, dict(selected=1, log_effects=[log_speed((t.task, t.scheme)) - log_speed((t.task, null))])
+    chosen = {(t.task, t.scheme) for t in rollouts.of("selection")}
+    retrieved = {(t.task, t.scheme): t.skills for t in rollouts.of("policy") if (t.task, t.scheme) not in chosen}
+    for key, skills in retrieved.items():
+        for name in skills:
+            yield name, dict(selected=1, log_effects=[log_speed(key) - log_speed((key[0], null))])
