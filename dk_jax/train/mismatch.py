@@ -82,18 +82,15 @@ def score(
         )  # fmt: skip
     out = [np.zeros(len(t.tokens), np.float32) for t in trajectories]
     whole = NamedSharding(model.mesh, PartitionSpec())
-    found = []
     with jax.set_mesh(model.mesh) if model.mesh.size > 1 else nullcontext():
         for batch in microbatches(rows, size=microbatch, step=length_step):
             placed = shard_batch(model.mesh, {name: batch[name] for name in ("tokens", "lengths", "agents")})
-            found.append((batch, _score(model.static, temperature, whole, trainable, model.frozen, placed)))
-    for batch, log_probs in found:
-        scored = np.asarray(log_probs)
-        for b, number in enumerate(batch["weight"]):
-            if number:
-                i, where = sequences[int(number) - 1]
-                n = where.stop - where.start
-                out[i][where.start + 1 : where.stop] = np.where(batch["mask"][b, : n - 1] > 0, scored[b, : n - 1], 0.0)
+            scored = np.asarray(_score(model.static, temperature, whole, trainable, model.frozen, placed))
+            for b, number in enumerate(batch["weight"]):
+                if number:
+                    i, where = sequences[int(number) - 1]
+                    n = where.stop - where.start
+                    out[i][where.start + 1 : where.stop] = np.where(batch["mask"][b, : n - 1] > 0, scored[b, : n - 1], 0.0)
     for t, log_probs in zip(trajectories, out, strict=True):
         if not np.isfinite(log_probs).all():
             raise FloatingPointError(

@@ -16,7 +16,7 @@ from dk_jax.generation.sampler import SamplerConfig, make_sampler
 from dk_jax.models import token_log_probs
 from dk_jax.models.backbone import build_backbone
 from dk_jax.models.config import AGENTS, BackboneConfig
-from dk_jax.models.sharding import make_mesh, on_mesh, param_shardings
+from dk_jax.models.sharding import make_mesh, mesh_of, on_mesh, param_shardings
 from dk_jax.rollout.episode import StepRollouts
 from dk_jax.rollout.trajectory import Trajectory, Turn
 from dk_jax.train.credit import CreditConfig, assign
@@ -45,7 +45,8 @@ def sampled(model):
     )
     agents = ["policy", "policy", "selection", "summary", "policy", "policy", "policy"]
     prompts = [[2 + i] * (1 + i) for i in range(7)]
-    found = make_sampler(model.static, config).sample(model.trainable, prompts, [AGENTS.index(a) for a in agents], list(range(7)))
+    sampler = make_sampler(model.static, config, mesh_of(model.trainable))
+    found = sampler.sample(model.trainable, prompts, [AGENTS.index(a) for a in agents], list(range(7)))
     out = []
     for i, (agent, prompt, sample) in enumerate(zip(agents, prompts, found, strict=True)):
         t = out[-1] if i == 6 else Trajectory(agent=agent, task="t", group="t", scheme=i)
