@@ -33,12 +33,9 @@ def main(argv) -> int:
     try:
         cfg = _CONFIG.value
         cfg.seed  # noqa: B018  a recipe that could not be loaded says so at its first use
-    except OSError as error:
-        raise app.UsageError(str(error).replace("\n", " ")) from None
-    try:
         return _plan(cfg)
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
+    except (OSError, ValueError) as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return 1
 
 

@@ -25,6 +25,8 @@ from dk_jax.train.setup import ConfigError
 
 LENGTH_STEP = 1024
 """Lengths of rows that are tried are multiples of it, where rows are that long."""
+MOST_TRIES = 5
+"""Compilations for each kind of device."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -100,7 +102,7 @@ def make_plan(step: Step, devices: list[Device], say: Callable[[str], None] = la
       say: told of each compilation before it starts.
     """
     cfg, share = step.cfg, row_share(step.mesh)
-    length = cfg.rollout.max_context_tokens
+    length, generation = cfg.rollout.max_context_tokens, _generation(step)
     say("the optimiser's step")
     update = compile_update(step)
     shorter = [_rounded(length // 8), _rounded(length // 4)]
@@ -113,7 +115,7 @@ def make_plan(step: Step, devices: list[Device], say: Callable[[str], None] = la
     token_bytes = (points[1].temporary_bytes - points[0].temporary_bytes) / (shorter[1] - shorter[0])
     base_bytes = points[0].temporary_bytes - token_bytes * shorter[0]
     plan = Plan(
-        step=step, parts=parts_of(step), update=update, generation=_generation(step), base_bytes=base_bytes, token_bytes=token_bytes,
+        step=step, parts=parts_of(step), update=update, generation=generation, base_bytes=base_bytes, token_bytes=token_bytes,
         sequences=sequences(cfg), length=length, rows=cfg.rollout.max_rows, fits=[], compile_s=update.seconds + sum(p.seconds for p in points),
     )  # fmt: skip
     known: dict[tuple[int, int], Program] = {(share, size): point for size, point in zip(shorter, points, strict=True)}
@@ -154,32 +156,64 @@ def _fit(plan: Plan, device: Device, known: dict[tuple[int, int], Program], say:
     slots = plan.generation.cache / plan.rows * share  # bytes on a device for each row it has
     free = room - state - plan.generation.weights - max(plan.generation.logits, plan.generation.prefill)
     common = dict(device=device, sampling_bytes=sampling, sampling_rows=max(int(free // slots), 0) * share)
-    tokens = int((room - held - plan.base_bytes) // max(plan.token_bytes, 1.0))
-    while True:
-        # Whole rows of full length, up to as many as a step has, or one shorter row.
-        most = -(-plan.sequences // share)
-        rows, length = (min(tokens // plan.length, most), plan.length) if tokens >= plan.length else (1, _rounded(tokens))
-        if tokens < min(LENGTH_STEP, plan.length):
-            return Fit(**common, training_bytes=held + int(plan.base_bytes))
-        key = (rows * share, length)
-        if key not in known:
-            say(f"a microbatch of {key[0]} rows of {key[1]} tokens")
-            known[key] = compile_gradient(step, *key)
-        program = known[key]
-        training = held + max(program.temporary_bytes, plan.update.temporary_bytes)
-        if training <= room:
-            break
-        # Less by what it was too much, and at least by the smallest step.
-        least = rows * length - (plan.length if rows > 1 else LENGTH_STEP)
-        tokens = min(least, int(rows * length - (training - room) / max(plan.token_bytes, 1.0)))
+    best = _largest(plan, room, known, say)
+    if best is None:
+        return Fit(**common, training_bytes=held + int(plan.base_bytes))
+    rows, length = key = best[0] * share, best[1]
+    program = known[key]
+    training = held + max(program.temporary_bytes, plan.update.temporary_bytes)
     model_flops, flops = microbatch_flops(step, *key)
     seconds, bound = _microbatch_seconds(plan, device, program, flops, key)
     microbatches = -(-plan.sequences * plan.length // (key[0] * key[1]))
     optimiser_s = (2 * state + plan.parts["gradient"]) / (device.bytes_per_s * EFFICIENCY["bytes"])
     return Fit(
-        **common, rows=key[0], length=length, program=program, training_bytes=training, flops=flops, model_flops=model_flops,
+        **common, rows=rows, length=length, program=program, training_bytes=training, flops=flops, model_flops=model_flops,
         microbatch_s=seconds, update_s=microbatches * seconds + optimiser_s, microbatches=microbatches, bound=bound,
     )  # fmt: skip
+
+
+def _largest(plan: Plan, room: float, known: dict[tuple[int, int], Program], say: Callable[[str], None]) -> tuple[int, int] | None:
+    """(rows on each device, length) of the largest microbatch that fits, found between one that does and one that does not; rows are of
+    full length, or there is one that is shorter. None if not even a short one fits."""
+    step, share = plan.step, row_share(plan.step.mesh)
+    most = -(-plan.sequences // share)
+
+    def size(tokens: int) -> tuple[int, int]:
+        return (min(tokens // plan.length, most), plan.length) if tokens >= plan.length else (1, _rounded(tokens))
+
+    def needed(rows: int, length: int) -> int:
+        key = (rows * share, length)
+        if key not in known:
+            say(f"a microbatch of {key[0]} rows of {key[1]} tokens")
+            known[key] = compile_gradient(step, *key)
+        return sum(plan.parts.values()) + max(known[key].temporary_bytes, plan.update.temporary_bytes)
+
+    low, high = None, None  # ((rows, length), bytes): the largest that fits, the smallest that does not
+    for key in sorted(known):
+        if key[0] == share and needed(1, key[1]) <= room:
+            low = (1, key[1]), needed(1, key[1])
+    guess = size(int((room - sum(plan.parts.values()) - plan.base_bytes) // max(plan.token_bytes, 1.0)))
+    if low is None and guess[1] < 2:
+        return None
+    for _ in range(MOST_TRIES):
+        found = needed(*guess)
+        if found <= room:
+            low = guess, found
+        else:
+            high = guess, found
+        if high is None:
+            break
+        if low is None:
+            guess = size(high[0][1] // 2)
+            if guess == high[0] or guess[1] < min(LENGTH_STEP, plan.length):
+                break
+            continue
+        (a, least), (b, too_much) = low, high
+        tokens = a[0] * a[1] + (b[0] * b[1] - a[0] * a[1]) * (room - least) / max(too_much - least, 1)
+        guess = size(int(tokens))
+        if guess in (a, b):
+            break
+    return low[0] if low else None
 
 
 def _microbatch_seconds(plan: Plan, device: Device, program: Program, flops: float, key: tuple[int, int]) -> tuple[float, str]:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import jax
@@ -31,7 +30,7 @@ from dk_jax.train import model as models
 from dk_jax.train import updaters
 from dk_jax.train.batch import Row, microbatches
 from dk_jax.train.setup import ConfigError
-from dk_jax.train.update import Updater, _apply, state_shardings
+from dk_jax.train.update import Updater, state_shardings
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -141,22 +140,22 @@ def batch_shapes(step: Step, rows: int, length: int) -> dict[str, jax.ShapeDtype
 
 def compile_gradient(step: Step, rows: int, length: int) -> Program:
     """The program that adds a microbatch's gradient to the sum."""
-    arguments = (step.gradient, step.model.trainable, step.model.frozen, batch_shapes(step, rows, length))
-    return _compile(step, lambda: step.updater._programs(step.model.trainable)[0].lower(*arguments))
+    return _compile(_traced(step, rows, length)[0])
 
 
 def compile_update(step: Step) -> Program:
     """The optimiser's step."""
-    arguments = (step.model.trainable, step.state, step.gradient)
-    lies = jax.tree.map(lambda leaf: leaf.sharding, arguments[:2])
-    program = jax.jit(partial(_apply, step.updater.optimizer), donate_argnums=(0, 1), out_shardings=lies)
-    return _compile(step, lambda: program.lower(*arguments))
+    return _compile(_traced(step, row_share(step.mesh), 2)[1])
 
 
-def _compile(step: Step, lower: Any) -> Program:
+def _traced(step: Step, rows: int, length: int) -> tuple[jax.stages.Traced, jax.stages.Traced]:
+    model = step.model
+    return step.updater.traced(model.trainable, model.frozen, step.state, batch_shapes(step, rows, length))
+
+
+def _compile(traced: jax.stages.Traced) -> Program:
     started = time.monotonic()
-    with step.updater._on_mesh():
-        compiled = lower().compile()
+    compiled = traced.lower().compile()
     memory = compiled.memory_analysis()
     new = max(memory.output_size_in_bytes - memory.alias_size_in_bytes, 0)
     return Program(
@@ -178,10 +177,9 @@ def microbatch_flops(step: Step, rows: int, length: int) -> tuple[float, float]:
     found = []
     for remat in (False, cfg.remat):
         static, _ = abstract_backbone(dataclasses.replace(cfg, remat=remat))
-        updater = updaters.for_rl(step.cfg, dataclasses.replace(step.model, static=static))
-        arguments = (step.gradient, step.model.trainable, step.model.frozen, batch_shapes(step, rows, length))
-        with updater._on_mesh():
-            traced = updater._programs(step.model.trainable)[0].trace(*arguments)
+        model = dataclasses.replace(step.model, static=static)
+        again = dataclasses.replace(step, model=model, updater=updaters.for_rl(step.cfg, model))
+        traced, _ = _traced(again, rows, length)
         plain, _ = product_flops(traced.jaxpr)
         found.append(plain + attention * (4.5 if remat else 3.5))
     # Log-probs recompute the logits of each chunk in the backward pass whether layers are recomputed or not.

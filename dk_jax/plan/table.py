@@ -30,8 +30,8 @@ def report(plan: Plan) -> str:
         *(_line(fit, plan) for fit in plan.fits),
         "",
         f"GiB: training with that microbatch, of {USABLE:.0%} of the device. Sampled at once: rows of {plan.length:,} slots that fit; the recipe has",
-        f"{plan.rows}, with which sampling takes {plan.fits[0].sampling_bytes / GIB:.1f} GiB. PFLOP: of a microbatch, all devices together. Sent: GB, by "
-        "each device",
+        f"{plan.rows}, with which sampling takes {plan.fits[0].sampling_bytes / GIB:.1f} GiB. PFLOP: of a microbatch, all devices together. "
+        "Sent: GB, by each device",
         f"to others for a microbatch, as this machine's compiler has it. Update: all {plan.sequences:,} sequences of a step at full length "
         f"({plan.length:,} tokens)",
         "and the optimiser; sampling and judging come on top.",
@@ -78,7 +78,8 @@ def as_data(plan: Plan) -> dict[str, Any]:
             {
                 "device": fit.device.name, "rows": fit.rows, "length": fit.length, "training_bytes": fit.training_bytes,
                 "sampling_bytes": fit.sampling_bytes, "sampling_rows": fit.sampling_rows, "flops": fit.flops, "model_flops": fit.model_flops,
-                "sent_bytes": fit.program.sent_bytes if fit.program else 0, "microbatch_s": fit.microbatch_s, "bound": fit.bound, "microbatches": fit.microbatches, "update_s": fit.update_s,
+                "sent_bytes": fit.program.sent_bytes if fit.program else 0, "microbatch_s": fit.microbatch_s, "bound": fit.bound,
+                "microbatches": fit.microbatches, "update_s": fit.update_s,
             }
             for fit in plan.fits
         ],
