@@ -63,11 +63,12 @@ def _inner(params: dict[str, Any]) -> Iterator[Any]:
                 yield found
 
 
-def collective_bytes(hlo: str) -> dict[str, int]:
-    """Bytes that each device sends in one run of a compiled program, by kind of collective.
+def collective_bytes(hlo: str) -> dict[tuple[str, int], int]:
+    """Bytes that each device sends in one run of a compiled program, by kind of collective and by extent.
 
     Of a result of S bytes over n devices a ring sends S (n-1)/n to gather it and twice that to reduce it everywhere; a reduce-scatter
-    sends n-1 times its result. Loops count as often as they run.
+    sends n-1 times its result. Loops count as often as they run. The extent is how many neighbours, in the order of their numbers, hold
+    a whole group: 8 for the devices 0 to 7 and for 0 and 7 alike.
 
     Args:
       hlo: `compiled.as_text()`.
@@ -80,7 +81,7 @@ def collective_bytes(hlo: str) -> dict[str, int]:
             entry = found[1] if line.startswith("ENTRY") else entry
         elif current is not None:
             current.append(line)
-    totals: dict[str, int] = {}
+    totals: dict[tuple[str, int], int] = {}
 
     def walk(name: str, times: int) -> None:
         for line in computations.get(name, ()):
@@ -89,7 +90,8 @@ def collective_bytes(hlo: str) -> dict[str, int]:
                 continue
             kind = found[2].removesuffix("-start")
             if kind in _COLLECTIVES:
-                totals[kind] = totals.get(kind, 0) + times * _sent(kind, _bytes(found[1]), _group_size(line))
+                devices, extent = _group(line)
+                totals[kind, extent] = totals.get((kind, extent), 0) + times * _sent(kind, _bytes(found[1]), devices)
                 continue
             trips = _TRIPS.search(line)
             again = int(trips[1]) if kind == "while" and trips else 1
@@ -99,7 +101,7 @@ def collective_bytes(hlo: str) -> dict[str, int]:
                         walk(inner.strip().lstrip("%"), times * again)
 
     walk(entry, 1)
-    return totals
+    return {key: size for key, size in totals.items() if size}
 
 
 def _sent(kind: str, size: int, devices: int) -> int:
@@ -117,13 +119,19 @@ def _bytes(shapes: str) -> int:
     )
 
 
-def _group_size(line: str) -> int:
-    """Devices that a collective joins, of the ways in which HLO says it."""
+def _group(line: str) -> tuple[int, int]:
+    """(devices that a collective joins, their extent), of the ways in which HLO says it."""
     if found := re.search(r"replica_groups=mesh\[([^\]]*)\] ?\{([^}]*)\}", line):
-        sizes = dict((name.strip("'\" "), int(size)) for name, size in (part.split("=") for part in found[1].split(",")))
-        return math.prod(sizes[name.strip("'\" ")] for name in found[2].split(","))
-    if found := re.search(r"replica_groups=\[(\d+),(\d+)\]", line):
-        return int(found[2])
+        sizes = [(name.strip("'\" "), int(size)) for name, size in (part.split("=") for part in found[1].split(","))]
+        joined = [name.strip("'\" ") for name in found[2].split(",")]
+        first = min(i for i, (name, size) in enumerate(sizes) if name in joined and (size > 1 or len(joined) == 1))
+        return math.prod(size for name, size in sizes if name in joined), math.prod(size for _, size in sizes[first:])
+    if found := re.search(r"replica_groups=\[(\d+),(\d+)\]<=\[[\d,]*\](T?)", line):
+        groups, devices = int(found[1]), int(found[2])
+        return devices, groups * devices if found[3] else devices
     if found := re.search(r"replica_groups=\{\{([\d,]*)\}", line):
-        return len(found[1].split(","))
-    return 2 if "source_target_pairs" in line else 1
+        members = [int(member) for member in found[1].split(",")]
+        return len(members), max(members) - min(members) + 1
+    if pairs := re.findall(r"(\d+),(\d+)\}", line.partition("source_target_pairs=")[2].partition("}}")[0] + "}"):
+        return 2, max(abs(int(a) - int(b)) for a, b in pairs) + 1
+    return 1, 1

@@ -228,7 +228,7 @@ def _microbatch_seconds(plan: Plan, device: Device, program: Program, flops: flo
     seconds = {
         "flops": flops / mesh.size / (device.flops_per_s * EFFICIENCY["flops"]),
         "bytes": moved / (device.bytes_per_s * EFFICIENCY["bytes"]),
-        "links": program.sent_bytes / (device.between_bytes_per_s(mesh.size) * EFFICIENCY["links"]),
+        "links": sum(size / device.between_bytes_per_s(extent) for extent, size in program.sent_bytes.items()) / EFFICIENCY["links"],
     }
     bound = max(seconds, key=seconds.get)
     return seconds[bound], bound

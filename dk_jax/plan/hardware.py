@@ -26,9 +26,9 @@ class Device:
     network_bytes_per_s: float
     host_devices: int
 
-    def between_bytes_per_s(self, devices: int) -> float:
-        """What each of so many devices that exchange data can count on."""
-        return self.link_bytes_per_s if devices <= self.host_devices else self.network_bytes_per_s
+    def between_bytes_per_s(self, extent: int) -> float:
+        """What each device can count on that sends to others among so many neighbours."""
+        return self.link_bytes_per_s if extent <= self.host_devices else self.network_bytes_per_s
 
 
 DEVICES = {

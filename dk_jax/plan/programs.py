@@ -39,12 +39,12 @@ class Program:
 
     Attributes:
       temporary_bytes: memory that it needs besides arguments and results, or for results that are not written over arguments.
-      sent_bytes: to other devices, in one run.
+      sent_bytes: to other devices, in one run, by extent (`counting.collective_bytes`).
       seconds: that compiling took.
     """
 
     temporary_bytes: int
-    sent_bytes: int
+    sent_bytes: dict[int, int]
     seconds: float
 
 
@@ -157,10 +157,13 @@ def _compile(traced: jax.stages.Traced) -> Program:
     started = time.monotonic()
     compiled = traced.lower().compile()
     memory = compiled.memory_analysis()
+    sent: dict[int, int] = {}
+    for (_, extent), size in collective_bytes(compiled.as_text()).items():
+        sent[extent] = sent.get(extent, 0) + size
     new = max(memory.output_size_in_bytes - memory.alias_size_in_bytes, 0)
     return Program(
         temporary_bytes=memory.temp_size_in_bytes + new,
-        sent_bytes=sum(collective_bytes(compiled.as_text()).values()),
+        sent_bytes=sent,
         seconds=time.monotonic() - started,
     )
 

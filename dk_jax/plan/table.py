@@ -63,7 +63,7 @@ def _line(fit: Fit, plan: Plan) -> str:
     update = f"{fit.microbatches} x, {fit.update_s:,.0f} s"
     return (
         f"{fit.device.name:14}{batch:>26}{room:>16}{fit.sampling_rows:>17,}{fit.flops / 1e15:>8.1f}"
-        f"{fit.program.sent_bytes / 1e9:>8,.0f}{fit.microbatch_s:>7.1f}{fit.bound:>7}{update:>14}"
+        f"{sum(fit.program.sent_bytes.values()) / 1e9:>8,.0f}{fit.microbatch_s:>7.1f}{fit.bound:>7}{update:>14}"
     )
 
 
@@ -78,7 +78,7 @@ def as_data(plan: Plan) -> dict[str, Any]:
             {
                 "device": fit.device.name, "rows": fit.rows, "length": fit.length, "training_bytes": fit.training_bytes,
                 "sampling_bytes": fit.sampling_bytes, "sampling_rows": fit.sampling_rows, "flops": fit.flops, "model_flops": fit.model_flops,
-                "sent_bytes": fit.program.sent_bytes if fit.program else 0, "microbatch_s": fit.microbatch_s, "bound": fit.bound,
+                "sent_bytes": fit.program.sent_bytes if fit.program else {}, "microbatch_s": fit.microbatch_s, "bound": fit.bound,
                 "microbatches": fit.microbatches, "update_s": fit.update_s,
             }
             for fit in plan.fits

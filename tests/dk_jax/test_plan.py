@@ -78,7 +78,8 @@ def measured() -> dict:
     whole = jax.sharding.NamedSharding(step.mesh, jax.sharding.PartitionSpec())
     cut = jax.sharding.NamedSharding(step.mesh, jax.sharding.PartitionSpec(None, ("data", "fsdp", "tensor")))
     gathered = jax.jit(lambda x: jax.lax.fori_loop(0, 5, lambda i, s: s + jax.lax.with_sharding_constraint(x * s[0, 0], whole), jnp.zeros((64, 64))))
-    found["sent"] = collective_bytes(gathered.lower(jax.ShapeDtypeStruct((64, 64), jnp.float32, sharding=cut)).compile().as_text())
+    sent = collective_bytes(gathered.lower(jax.ShapeDtypeStruct((64, 64), jnp.float32, sharding=cut)).compile().as_text())
+    found["sent"] = [[*key, size] for key, size in sent.items()]
     return found
 
 
@@ -106,7 +107,8 @@ def test_the_microbatch_that_is_said_to_fit_does_and_the_next_larger_does_not(nu
 
 
 def test_what_devices_send_is_read_from_a_compiled_program_with_its_loops(numbers):
-    assert numbers["sent"] in ({"all-gather": 5 * 4 * 64 * 64 * 7 // 8}, {"all-gather": 4 * 64 * 64 * 7 // 8}), "in each turn, or once before"
+    once = 4 * 64 * 64 * 7 // 8
+    assert numbers["sent"] in ([["all-gather", 8, 5 * once]], [["all-gather", 8, once]]), "in each turn, or once before the loop"
 
 
 HLO = """HloModule m
@@ -120,13 +122,23 @@ HLO = """HloModule m
 ENTRY %main (q: f32[8,4]) -> f32[8,4] {
   %w = (s32[], f32[8,4]{1,0}) while(%q), condition=%cond, body=%body, backend_config={"known_trip_count":{"n":"3"}}
   %r = (bf16[10]{0}, f32[]) all-reduce(%u, %v), replica_groups=[1,8]<=[8], to_apply=%sum
-  ROOT %o = f32[2,4]{1,0} reduce-scatter(%r), replica_groups={{0,1,2,3},{4,5,6,7}}, to_apply=%sum
+  %o = f32[2,4]{1,0} reduce-scatter(%r), replica_groups={{0,1,2,3},{4,5,6,7}}, to_apply=%sum
+  %p = f32[8]{0} all-gather-start(%o), replica_groups=[4,2]<=[2,4]T(1,0), dimensions={0}
+  %d = f32[8]{0} all-gather-done(%p)
+  %m = f32[8]{0} all-reduce(%d), replica_groups=mesh['axis_0'=2,'axis_1'=4] {'axis_0'}, to_apply=%sum
+  ROOT %c = f32[8]{0} collective-permute(%m), source_target_pairs={{0,1},{1,2},{2,0}}
 }
 """
 
 
 def test_traffic_of_a_program_is_that_of_rings_times_its_loops():
-    assert collective_bytes(HLO) == {"all-gather": 3 * 128 * 3 // 4, "all-reduce": 2 * (24 * 7 // 8), "reduce-scatter": 32 * 3}
+    assert collective_bytes(HLO) == {
+        ("all-gather", 4): 3 * 128 * 3 // 4,
+        ("all-gather", 8): 32 // 2,
+        ("all-reduce", 8): 2 * (24 * 7 // 8) + 2 * (32 // 2),
+        ("reduce-scatter", 4): 32 * 3,
+        ("collective-permute", 3): 32,
+    }
 
 
 def test_flops_are_those_that_xla_counts_where_it_counts_loops():
