@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from dk_jax.metrics_events import EventFile, drop_events
 
 
 def is_clocked(name: str) -> bool:
@@ -29,12 +30,7 @@ class Metrics:
         self._open()
 
     def _open(self) -> None:
-        # Imported here: it takes seconds, and reading scalars does not need it.
-        from tensorboardX import SummaryWriter
-
-        # A name of its own: two files begun in one second would be one.
-        suffix = f".{os.getpid()}.{time.time_ns()}"
-        self._writer = SummaryWriter(logdir=str(self.directory), flush_secs=10, filename_suffix=suffix)
+        self._events = EventFile(self.directory)
         self._file = open(self._path, "a", encoding="utf-8")
         if self._path.stat().st_size and not self._path.read_bytes().endswith(b"\n"):
             self._file.write("\n")  # a crash cut the last line: the next one must not be glued to it
@@ -44,16 +40,16 @@ class Metrics:
         for name, value in values.items():
             if not math.isfinite(value):
                 raise FloatingPointError(f"metric {phase}/{name} is {value} at step {step}")
-            self._writer.add_scalar(f"{phase}/{name}", value, step)
+            self._events.scalar(f"{phase}/{name}", value, step)
         self._file.write(json.dumps({"phase": phase, "step": step, "time": round(time.time(), 3), **values}) + "\n")
-        self._file.flush()
+        self.flush()
 
     def text(self, tag: str, step: int, text: str) -> None:
-        self._writer.add_text(tag, text, step)
+        self._events.text(tag, text, step)
 
     def flush(self) -> None:
         """Has all of it on disk: before the checkpoint after which these steps are not done again."""
-        self._writer.flush()
+        self._events.flush()
         self._file.flush()
 
     def rewind(self, phase: str, step: int) -> None:
@@ -65,8 +61,6 @@ class Metrics:
         self._forget(phase, lambda at: at == step)
 
     def _forget(self, phase: str, gone: Callable[[int], bool]) -> None:
-        from dk_jax.metrics_events import drop_events
-
         self.close()
         lines = self._path.read_text(encoding="utf-8").splitlines(keepends=True)
         kept = [line for line in lines if not _is_of(line, phase, gone)]
@@ -78,7 +72,7 @@ class Metrics:
         self._open()
 
     def close(self) -> None:
-        self._writer.close()
+        self._events.close()
         self._file.close()
 
 

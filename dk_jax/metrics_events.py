@@ -1,16 +1,51 @@
-"""TensorBoard's event files as they lie on disk: records of (length u64, checksum u32, event, checksum u32), little-endian.
+"""TensorBoard's event files: records of (length u64, checksum u32, event, checksum u32), little-endian.
 
-Only what a run needs of them that goes on from a checkpoint: dropping the events of steps that are done again.
+What a run needs that goes on from a checkpoint: that all events written are on disk when it asks for that (tensorboardX's SummaryWriter
+has them wait in a queue, which its flush leaves as it is), and dropping the events of steps that are done again.
 """
 
 from __future__ import annotations
 
+import os
 import struct
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 _HEADER, _FOOTER = 12, 4
+
+
+class EventFile:
+    """A new event file in the folder; what is written is on disk after `flush`."""
+
+    def __init__(self, directory: Path):
+        # Imported here: it takes seconds, and reading metrics does not need it.
+        from tensorboardX import summary
+        from tensorboardX.event_file_writer import EventsWriter
+        from tensorboardX.proto.event_pb2 import Event
+
+        directory.mkdir(parents=True, exist_ok=True)
+        # A name of its own: two files begun in one second would be one.
+        self._writer = EventsWriter(str(directory / "events"), f".{os.getpid()}.{time.time_ns()}")
+        self._summary, self._event = summary, Event
+
+    def scalar(self, tag: str, value: float, step: int) -> None:
+        self._write(self._summary.scalar(tag, value), step)
+
+    def text(self, tag: str, text: str, step: int) -> None:
+        self._write(self._summary.text(tag, text), step)
+
+    def _write(self, summary: Any, step: int) -> None:
+        self._writer.write_event(self._event(summary=summary, step=step, wall_time=time.time()))
+
+    def flush(self) -> None:
+        self._writer.flush()
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+        self._writer = None
 
 
 def drop_events(directory: Path, prefix: str, gone: Callable[[int], bool]) -> int:
