@@ -146,8 +146,8 @@ class RLPhase:
             return record
         recent, best = record["recent"]["values"], record.get("best")
         value = sum(recent) / len(recent)
-        if len(recent) < BEST_WINDOW or best is None or best["metric"] != name or value >= best["value"]:
-            record["best"] = {"metric": name, "step": state.step, "value": value}
+        if best is None or best["metric"] != name or best.get("steps", 0) < len(recent) or value >= best["value"]:
+            record["best"] = {"metric": name, "step": state.step, "steps": len(recent), "value": value}
         return record
 
     def collect(
