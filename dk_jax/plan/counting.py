@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
+import numpy as np
 
 _SIZES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s16": 2, "u16": 2, "f32": 4, "s32": 4, "u32": 4, "f64": 8, "s64": 8, "u64": 8}
 _COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
@@ -120,18 +121,41 @@ def _bytes(shapes: str) -> int:
 
 
 def _group(line: str) -> tuple[int, int]:
-    """(devices that a collective joins, their extent), of the ways in which HLO says it."""
-    if found := re.search(r"replica_groups=mesh\[([^\]]*)\] ?\{([^}]*)\}", line):
-        sizes = [(name.strip("'\" "), int(size)) for name, size in (part.split("=") for part in found[1].split(","))]
-        joined = [name.strip("'\" ") for name in found[2].split(",")]
-        first = min(i for i, (name, size) in enumerate(sizes) if name in joined and (size > 1 or len(joined) == 1))
-        return math.prod(size for name, size in sizes if name in joined), math.prod(size for _, size in sizes[first:])
-    if found := re.search(r"replica_groups=\[(\d+),(\d+)\]<=\[[\d,]*\](T?)", line):
-        groups, devices = int(found[1]), int(found[2])
-        return devices, groups * devices if found[3] else devices
-    if found := re.search(r"replica_groups=\{\{([\d,]*)\}", line):
-        members = [int(member) for member in found[1].split(",")]
-        return len(members), max(members) - min(members) + 1
-    if pairs := re.findall(r"(\d+),(\d+)\}", line.partition("source_target_pairs=")[2].partition("}}")[0] + "}"):
+    """(devices that a collective joins, their extent), of the ways in which HLO says it.
+
+    Raises:
+      ValueError: another way.
+    """
+    if found := re.search(r"replica_groups=mesh\[([^\]]*)\](?:, ?device_ids=\(\[([\d,]*)\](?:T\(([\d,]*)\))?\))? ?\{([^}]*)\}", line):
+        names, shape = zip(*((name.strip("'\" "), int(size)) for name, size in (part.split("=") for part in found[1].split(","))), strict=True)
+        ids, joined = _ids(found[2], found[3], math.prod(shape)), []
+        split: list[int] = []
+        asked = dict(re.findall(r"'([\w.]+)'(?::\((\d+)\)(?:\d+))?", found[4]))
+        sizes = dict(re.findall(r"'([\w.]+)':\(\d+\)(\d+)", found[4]))
+        for name, size in zip(names, shape, strict=True):
+            if name in asked and asked[name]:  # a part of an axis: what stands before it, itself, the rest
+                joined.append(len(split) + 1)
+                split += [int(asked[name]), int(sizes[name]), size // (int(asked[name]) * int(sizes[name]))]
+            else:
+                joined += [len(split)] if name in asked else []
+                split.append(size)
+        ids = np.moveaxis(ids.reshape(split), joined, range(len(joined)))
+        members = ids.reshape(math.prod(split[axis] for axis in joined), -1)[:, 0]
+    elif found := re.search(r"replica_groups=\[(\d+),(\d+)\]<=\[([\d,]*)\](?:T\(([\d,]*)\))?", line):
+        members = _ids(found[3], found[4], 0).reshape(int(found[1]), int(found[2]))[0]
+    elif found := re.search(r"replica_groups=\{\{([\d,]*)\}", line):
+        members = np.array([int(member) for member in found[1].split(",")])
+    elif pairs := re.findall(r"(\d+),(\d+)\}", line.partition("source_target_pairs=")[2].partition("}}")[0] + "}"):
         return 2, max(abs(int(a) - int(b)) for a, b in pairs) + 1
-    return 1, 1
+    else:
+        raise ValueError(f"collective_bytes: it is not known how to read which devices this joins: {line.strip()[:300]}")
+    return len(members), int(members.max() - members.min()) + 1
+
+
+def _ids(shape: str | None, order: str | None, count: int) -> np.ndarray:
+    """Device numbers, perhaps laid out in a shape whose axes are then put in another order."""
+    if not shape:
+        return np.arange(count)
+    sizes = [int(n) for n in shape.split(",")]
+    ids = np.arange(math.prod(sizes)).reshape(sizes)
+    return ids.transpose([int(n) for n in order.split(",")]) if order else ids

@@ -134,11 +134,38 @@ ENTRY %main (q: f32[8,4]) -> f32[8,4] {
 def test_traffic_of_a_program_is_that_of_rings_times_its_loops():
     assert collective_bytes(HLO) == {
         ("all-gather", 4): 3 * 128 * 3 // 4,
-        ("all-gather", 8): 32 // 2,
-        ("all-reduce", 8): 2 * (24 * 7 // 8) + 2 * (32 // 2),
+        ("all-gather", 5): 32 // 2,
+        ("all-reduce", 8): 2 * (24 * 7 // 8),
+        ("all-reduce", 5): 2 * (32 // 2),
         ("reduce-scatter", 4): 32 * 3,
         ("collective-permute", 3): 32,
     }
+
+
+@pytest.mark.parametrize(
+    ("groups", "devices", "extent"),
+    [
+        ("mesh['a'=2,'b'=4] {'b'}", 4, 4),
+        ("mesh['a'=2,'b'=4] {'a'}", 2, 5),
+        ("mesh['a'=4,'b'=1,'c'=2], device_ids=([2,4]T(1,0)) {'a'}", 4, 4),
+        ("mesh['a'=4,'b'=1,'c'=2], device_ids=([2,4]T(1,0)) {'c'}", 2, 5),
+        ("mesh['a'=4,'b'=1,'c'=2], device_ids=([2,4]T(1,0)) {'a','c'}", 8, 8),
+        ("mesh['a'=8,'b'=2] {'a':(1)4}", 4, 13),
+        ("mesh['a'=8,'b'=2] {'a':(4)2}", 2, 3),
+        ("[4,2]<=[2,4]T(1,0)", 2, 5),
+        ("[2,4]<=[8]", 4, 4),
+        ("{{0,4},{1,5}}", 2, 5),
+    ],
+)
+def test_the_devices_that_a_collective_joins_are_read_however_they_are_written(groups, devices, extent):
+    line = f"  %a = f32[100]{{0}} all-gather(%x), channel_id=1, replica_groups={groups}, dimensions={{0}}"
+    hlo = f"ENTRY %main (q: f32[8]) -> f32[8] {{\n{line}\n}}\n"
+    assert collective_bytes(hlo) == {("all-gather", extent): 400 * (devices - 1) // devices}
+
+
+def test_devices_that_can_not_be_read_are_no_zero():
+    with pytest.raises(ValueError, match="it is not known how to read which devices this joins"):
+        collective_bytes("ENTRY %main (q: f32[8]) -> f32[8] {\n  %a = f32[100]{0} all-gather(%x), replica_groups=new(8)\n}\n")
 
 
 def test_flops_are_those_that_xla_counts_where_it_counts_loops():
