@@ -31,15 +31,17 @@ class ColdStartData:
     tasks: setup.TaskSets
     path: Path
 
-    def kernels(self, make_judge: Callable[[], Any]) -> tuple[list[JudgedKernel], dict[str, int]]:
-        """Judged kernels, read back or generated and judged now, and in the latter case the counts of `judge_all`."""
+    def kernels(self, make_judge: Callable[[], Any], tell: Callable[[dict[str, int]], None]) -> list[JudgedKernel]:
+        """Judged kernels, read back or generated and judged now; in the latter case `tell` gets the counts of `judge_all`, before the
+        file is there after which that is not done again."""
         if self.path.exists():
-            return load_kernels(self.path), {}
+            return load_kernels(self.path)
         chosen = self._chosen()
         with tqdm(total=len(chosen), desc="judging the corpus", unit="kernel") as bar:
             kernels, counts = judge_all(chosen, make_judge(), progress=bar.update)
+        tell(counts)
         save_kernels(self.path, kernels)
-        return kernels, counts
+        return kernels
 
     def check(self, judge: Any) -> None:
         """Judges the part of the corpus that is never timed; the verdicts stay in the judge's journal.

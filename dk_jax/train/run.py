@@ -119,10 +119,15 @@ class Run:
     def corpus(self) -> list[JudgedKernel]:
         """Judged kernels of the cold start: read back, or generated and judged now."""
         started = time.monotonic()
-        kernels, counts = self.data.kernels(lambda: self.judge("corpus"))
-        if counts:
-            (self.workdir / "journal_corpus.jsonl").unlink(missing_ok=True)
+
+        def tell(counts: dict[str, int]) -> None:
+            self.metrics.forget("corpus", 0)  # of a run that was killed before the corpus was saved
             self.metrics.scalars("corpus", 0, {**counts, "seconds": time.monotonic() - started})
+
+        found = self.data.path.exists()
+        kernels = self.data.kernels(lambda: self.judge("corpus"), tell)
+        if not found:
+            (self.workdir / "journal_corpus.jsonl").unlink(missing_ok=True)
         return kernels
 
     def check_corpus(self) -> Path:
