@@ -35,6 +35,11 @@ class Model:
     mesh: Mesh
 
 
+def trains_codec(cfg: ConfigDict, workdir: Path) -> bool:
+    """Whether `make_codec` will need texts."""
+    return cfg.codec.kind == "train" and not (workdir / "codec" / "done").exists()
+
+
 def make_codec(cfg: ConfigDict, workdir: Path, texts: Callable[[], Sequence[str]]) -> Codec:
     """The codec of the run, kept in workdir/codec; trained on `texts()` the first time, or the model's own."""
     directory = workdir / "codec"

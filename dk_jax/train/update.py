@@ -227,7 +227,7 @@ class Updater:
         gradient's norm is above `largest_norm`.
         """
         total, sums = self.gradient(trainable, frozen, batches)
-        norm = float(optax.global_norm(total))
+        norm = float(_norm(total))  # one program: of many small ones each would wait for the other processes
         if not np.isfinite(norm):
             raise FloatingPointError(
                 f"the gradient is not finite (norm {norm}). Lower the learning rate, or look for a broken row in the last batch."
@@ -287,6 +287,9 @@ def replicated(tree: Any, mesh: jax.sharding.Mesh | None = None) -> Any:
 def for_sampling(tree: Any) -> Any:
     """Parameters as a sampler takes them: spread over several devices they stay where they are, else the one device's own arrays."""
     return tree if mesh_of(tree) is not None else jax.tree.map(lambda leaf: leaf.addressable_data(0), tree)
+
+
+_norm = jax.jit(optax.global_norm)
 
 
 def _gradient(static, loss: LossConfig, total, trainable, frozen, batch):

@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
+ONE_PROGRAM_AT_A_TIME = {"JAX_CPU_ENABLE_ASYNC_DISPATCH": "0"}
+"""Emulated devices share few threads: the all-reduces of two programs in work can wait for each other's for ever."""
 
 
 def on_eight_devices(script: str, directory: Path) -> Any:
     """What the script writes, as JSON, to the file that is its argument."""
     out = directory / "measured.json"
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", **ONE_PROGRAM_AT_A_TIME}
     env["XLA_FLAGS"] = f"{env.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
     done = subprocess.run([sys.executable, script, out], cwd=ROOT, env=env, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr[-4000:]
