@@ -44,8 +44,9 @@ def token_log_probs(
       tokens: token ids, T >= 2.
       lengths: real tokens of each row.
       agents: index into AGENTS of each row.
-      chunk: about how many positions of the whole batch go through the unembedding at once; the logits in
-        memory are chunk x V float32. It changes memory and speed, not values beyond rounding.
+      chunk: about how many positions a device takes through the unembedding at once; the logits in
+        memory are chunk x V float32. It changes memory and speed, not values beyond rounding. (Of a device, not of the batch:
+        devices add up the unembedding's gradient after each chunk.)
       temperature: divides the logits, so that the policy scored is the one that was sampled from.
 
     Returns:
@@ -60,7 +61,7 @@ def token_log_probs(
     hidden = apply_heads(static, params, hidden, agents)[:, :-1]
     targets = tokens[:, 1:]
 
-    width = min(max(chunk // b, 1), t - 1)
+    width = min(max(chunk * _row_share(b) // b, 1), t - 1)
     n_chunks = -(-(t - 1) // width)
     padding = n_chunks * width - (t - 1)
     hidden = jnp.pad(hidden, ((0, 0), (0, padding), (0, 0))).reshape(b, n_chunks, width, -1).swapaxes(0, 1)
@@ -74,6 +75,13 @@ def token_log_probs(
     return TokenLogProbs(
         *(jnp.where(real, p.swapaxes(0, 1).reshape(b, n_chunks * width)[:, : t - 1], 0.0) for p in pieces)
     )
+
+
+def _row_share(rows: int) -> int:
+    """How many parts so many rows are spread over, under `jax.set_mesh` of a mesh of dk_jax.models.sharding."""
+    mesh = jax.sharding.get_abstract_mesh()
+    share = mesh.shape["data"] * mesh.shape["fsdp"] if {"data", "fsdp"} <= mesh.shape.keys() else 1
+    return 1 if rows % share else share
 
 
 def log_probs_and_entropies(
