@@ -136,7 +136,7 @@ def get_config() -> ConfigDict:
     # steps: 0 for no cold start, RL begins with the model as it is.
     c.sft = ConfigDict(
         dict(steps=440, batch=16, optimizer="muon", lr=8e-3, warmup=20, weight_decay=0.01, max_tokens=512, clip_norm=1.0,
-             microbatch=8, checkpoint_every=50, shares=dict(policy=0.0, selection=0.0, summary=0.0))
+             microbatch=8, microbatch_tokens=0, checkpoint_every=50, shares=dict(policy=0.0, selection=0.0, summary=0.0))
     )  # fmt: skip
 
     c.rollout = ConfigDict(
@@ -191,7 +191,8 @@ def get_config() -> ConfigDict:
             mismatch_low=0.0,  # bounds on a trajectory's mean ratio of train to sampler probability, such as 0.999 and 1.001 ...
             mismatch_high=0.0,
             mismatch_veto=0.0,  # ... and on a token's, such as 1e-4 (dk_jax.train.mismatch); all 0 switches this off
-            microbatch=8,
+            microbatch=8,  # sequences at once ...
+            microbatch_tokens=0,  # ... or so many times that as fill so many tokens, padding included
             length_step=256,  # as the learner's: a program more costs as much as some steps' padding
             checkpoint_every=1,
             keep_checkpoints=2,  # the newest ones; with 1 a damaged one has none before it to take its place

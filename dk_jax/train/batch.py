@@ -49,31 +49,41 @@ def bucket(length: int, step: int = 128) -> int:
     return -(-length // size) * size
 
 
-def microbatches(rows: Sequence[Row], *, size: int, step: int = 128) -> list[dict[str, np.ndarray]]:
-    """Pads rows into microbatches.
+def microbatches(rows: Sequence[Row], *, size: int, step: int = 128, tokens: int = 0) -> list[dict[str, np.ndarray]]:
+    """Pads rows into microbatches, shortest first.
 
     Args:
         rows: sequences in any order.
-        size: rows a microbatch; the last one is filled with empty rows of weight 0.
+        size: rows a microbatch; the shortest one is filled with empty rows of weight 0.
         step: length granularity, see `bucket`.
+        tokens: about how many tokens a microbatch has, padding included: of short sequences as many times `size` rows as that takes.
+            0 for `size` rows whatever their length. Either way all microbatches of a length have one shape.
 
     Returns:
         Dicts of arrays: tokens i32[B, T], lengths i32[B], agents i32[B], weight f32[B], and for the targets
         tokens[:, 1:] mask, advantage, old_logp f32[B, T-1].
     """
-    ordered = sorted(rows, key=lambda row: len(row.tokens))
+    waiting = sorted(rows, key=lambda row: len(row.tokens))
+    parts: list[tuple[int, int, list[Row]]] = []
+    if not tokens:
+        for start in range(0, len(waiting), size):
+            part = waiting[start : start + size]
+            parts.append((size, bucket(len(part[-1].tokens), step), part))
+    while tokens and waiting:  # the longest first, so that only the last one, of the shortest, is not full
+        T = bucket(len(waiting[-1].tokens), step)
+        B = size * max(1, tokens // (size * T))
+        parts.insert(0, (B, T, waiting[-B:]))
+        del waiting[-B:]
     out = []
-    for start in range(0, len(ordered), size):
-        part = ordered[start : start + size]
-        T = bucket(max(len(row.tokens) for row in part), step)
+    for B, T, part in parts:
         batch = dict(
-            tokens=np.zeros((size, T), np.int32),
-            lengths=np.ones((size,), np.int32),
-            agents=np.zeros((size,), np.int32),
-            weight=np.zeros((size,), np.float32),
-            mask=np.zeros((size, T - 1), np.float32),
-            advantage=np.zeros((size, T - 1), np.float32),
-            old_logp=np.zeros((size, T - 1), np.float32),
+            tokens=np.zeros((B, T), np.int32),
+            lengths=np.ones((B,), np.int32),
+            agents=np.zeros((B,), np.int32),
+            weight=np.zeros((B,), np.float32),
+            mask=np.zeros((B, T - 1), np.float32),
+            advantage=np.zeros((B, T - 1), np.float32),
+            old_logp=np.zeros((B, T - 1), np.float32),
         )
         for b, row in enumerate(part):
             n = len(row.tokens)

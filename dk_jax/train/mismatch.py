@@ -52,16 +52,18 @@ def make_screen(cfg: ConfigDict, model: Model, trainable: Any) -> Screen | None:
 
     def screen(trajectories: Sequence[Trajectory]) -> Screened:
         train = score(
-            model, trainable, trajectories, temperature=cfg.rollout.temperature, microbatch=c.microbatch, length_step=c.length_step
-        )
+            model, trainable, trajectories, temperature=cfg.rollout.temperature, microbatch=c.microbatch, length_step=c.length_step,
+            microbatch_tokens=c.microbatch_tokens,
+        )  # fmt: skip
         return judge(trajectories, train, low=c.mismatch_low, high=c.mismatch_high or math.inf, veto=c.mismatch_veto)
 
     return screen
 
 
 def score(
-    model: Model, trainable: Any, trajectories: Sequence[Trajectory], *, temperature: float, microbatch: int, length_step: int
-) -> list[np.ndarray]:
+    model: Model, trainable: Any, trajectories: Sequence[Trajectory], *, temperature: float, microbatch: int, length_step: int,
+    microbatch_tokens: int = 0,
+) -> list[np.ndarray]:  # fmt: skip
     """For each trajectory the log-probs f32[T] of its tokens under the trainer, 0 where they were not sampled.
 
     The microbatches have the update's shapes, so the pass compiles as often as the update does.
@@ -83,7 +85,7 @@ def score(
     out = [np.zeros(len(t.tokens), np.float32) for t in trajectories]
     whole = NamedSharding(model.mesh, PartitionSpec())
     with jax.set_mesh(model.mesh) if model.mesh.size > 1 else nullcontext():
-        for batch in microbatches(rows, size=microbatch, step=length_step):
+        for batch in microbatches(rows, size=microbatch, step=length_step, tokens=microbatch_tokens):
             placed = shard_batch(model.mesh, {name: batch[name] for name in ("tokens", "lengths", "agents")})
             scored = np.asarray(_score(model.static, temperature, whole, trainable, model.frozen, placed))
             for b, number in enumerate(batch["weight"]):

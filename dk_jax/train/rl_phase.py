@@ -189,7 +189,8 @@ class RLPhase:
             screen = make_screen(self.cfg, self.run.model, state.trainable)
             rows, metrics = assign(rollouts, config=setup.credit_config(self.cfg), seed=self.cfg.seed, step=state.step, screen=screen)
             metrics |= rollout_metrics(rollouts) | agent_metrics(rollouts.trajectories, rows)
-            batches += microbatches(rows, size=self.cfg.rl.microbatch, step=self.cfg.rl.length_step)
+            c = self.cfg.rl
+            batches += microbatches(rows, size=c.microbatch, step=c.length_step, tokens=c.microbatch_tokens)
             trainable, opt_state = state.trainable, state.opt_state
             limit = largest_norm(state.record, self.cfg.rl.max_grad_norm_spike)
             for _ in range(self.cfg.rl.epochs if rows else 0):

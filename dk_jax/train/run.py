@@ -184,6 +184,7 @@ class Run:
                 steps=c.steps,
                 batch=c.batch,
                 microbatch=c.microbatch,
+                microbatch_tokens=c.microbatch_tokens,
                 length_step=self.cfg.learner.length_step,
                 max_tokens=c.max_tokens,
                 checkpoint_every=c.checkpoint_every,

@@ -107,3 +107,30 @@ def test_a_row_with_a_missing_entry_is_refused(field):
 def test_a_row_of_one_token_predicts_nothing_and_is_refused():
     with pytest.raises(ValueError, match=">= 2 tokens"):
         Row(tokens=[1], loss=[1], advantage=[1], old_logp=[0], agent=0, weight=1.0)
+
+
+LENGTHS = (3, 300, 41, 44, 60, 9, 12, 130, 128, 20, 21, 77, 90, 100, 11, 33, 250)
+
+
+@pytest.mark.parametrize("tokens", [256, 512, 4096])
+def test_by_tokens_short_sequences_come_many_at_once_and_each_length_has_one_shape(tokens):
+    rows = [row(n, agent=n % 3, weight=n / 100, prompt=n // 2) for n in LENGTHS]
+    batches = microbatches(rows, size=2, step=32, tokens=tokens)
+    assert sorted(unpadded(batches)) == sorted(LENGTHS) and sum(int((b["weight"] > 0).sum()) for b in batches) == len(rows)
+    shapes = {batch["tokens"].shape for batch in batches}
+    assert len({T for _, T in shapes}) == len(shapes) and all(B % 2 == 0 for B, _ in shapes)
+    assert all(B * T <= tokens or B == 2 for B, T in shapes)
+    assert all((batch["weight"] > 0).all() for batch in batches[1:]), "only the one of the shortest may have room"
+    assert all(2 * B * T > tokens or 2 * T > tokens for B, T in shapes), "as many as there is room for"
+    for a, b in zip(unpadded(batches).items(), unpadded(microbatches(rows, size=1, step=512)).items(), strict=False):
+        n = a[0]
+        np.testing.assert_array_equal(a[1]["advantage"][: n - 1], unpadded(microbatches(rows, size=1, step=512))[n]["advantage"][: n - 1])
+
+
+def test_by_tokens_a_step_of_long_tailed_lengths_takes_fewer_programs_runs_and_pads_about_as_little():
+    lengths = np.clip(np.random.default_rng(0).lognormal(5.5, 0.9, 400), 16, 4096).astype(int)
+    rows = [row(int(n)) for n in lengths]
+    by_rows, by_tokens = (microbatches(rows, size=4, step=128, tokens=tokens) for tokens in (0, 4 * 4096))
+    assert len(by_tokens) < len(by_rows) / 4
+    padded = [sum(batch["tokens"].size for batch in batches) / lengths.sum() for batches in (by_rows, by_tokens)]
+    assert padded[1] < 1.5 and padded[0] < 1.3

@@ -50,6 +50,18 @@ def test_streams_and_microbatches_only_share_out_the_work(kind):
         assert {k: float(v) for k, v in stats.items()} == pytest.approx({k: float(v) for k, v in told.items()}, rel=1e-4, abs=1e-5)
 
 
+def test_a_program_is_compiled_for_each_length_and_no_more():
+    own = updater()
+    many = rows(9)
+    batches = [microbatches(part, size=1, step=16, tokens=64) for part in (many, many[2:], many[:5])]
+    whole, _ = own.gradient(PARAMS, NOTHING, batches[0])
+    for part in batches[1:]:
+        own.gradient(PARAMS, NOTHING, part)
+    lengths = {batch["tokens"].shape[1] for part in batches for batch in part}
+    assert len(lengths) == 2 and own._compiled[0]._cache_size() == len(lengths)
+    close(whole, updater().gradient(PARAMS, NOTHING, microbatches(many, size=9, step=32))[0], rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_tokens_that_the_sampler_has_just_drawn_have_the_ratio_1(temperature):
     config = SamplerConfig(
