@@ -18,9 +18,10 @@ from dk_jax.train.update import Updater
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SFTConfig:
-    """Steps of `batch` sequences in microbatches of `microbatch` (or of about `microbatch_tokens`, see dk_jax.train.batch), their lengths
-    rounded up to multiples of `length_step` (each length is compiled once); longer rows than `max_tokens` are left out and counted. `shares` divides the rows of a batch over
-    the agents (see dk_jax.sft.batches.seats); empty, or 0 for all, takes rows as they come.
+    """Steps of `batch` sequences in microbatches of `microbatch`, or of about `microbatch_tokens` (see dk_jax.train.batch), their
+    lengths rounded up to multiples of `length_step` (each length is compiled once); longer rows than `max_tokens` are left out and
+    counted. `shares` divides the rows of a batch over the agents (see dk_jax.sft.batches.seats); empty, or 0 for all, takes rows as
+    they come.
     """
 
     steps: int
@@ -66,9 +67,8 @@ def train(
         picked = [kept[i] for i in indices]
         tokens = sum(sum(row.loss) for row in picked)
         weighted = [dataclasses.replace(row, weight=1.0 / tokens) for row in picked]
-        trainable, opt_state, metrics = updater.update(
-            state.trainable, frozen, state.opt_state, microbatches(weighted, size=config.microbatch, step=config.length_step, tokens=config.microbatch_tokens)
-        )
+        batches = microbatches(weighted, size=config.microbatch, step=config.length_step, tokens=config.microbatch_tokens)
+        trainable, opt_state, metrics = updater.update(state.trainable, frozen, state.opt_state, batches)
         state = TrainState(step=state.step + 1, trainable=trainable, opt_state=opt_state, record=state.record)
         metrics |= {f"rows_{agent}": float(n) for agent, n in Counter(agents[i] for i in indices).items()}
         report(state.step, metrics | {"dropped_rows": float(len(rows) - len(kept))})
