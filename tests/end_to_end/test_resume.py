@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import jax
 import numpy as np
 import pytest
@@ -128,6 +130,19 @@ def test_killed_around_its_commit_a_step_is_whole_after_the_resume(uninterrupted
     assert steps_written(tmp_path) == steps_written(whole)
 
 
+def test_where_a_damaged_checkpoints_verdicts_are_gone_too_that_is_said(uninterrupted, tmp_path, caplog):
+    wanted, judged, whole = uninterrupted
+    workdir = tmp_path / "run"
+    shutil.copytree(whole, workdir)
+    (workdir / "journal_rl.jsonl").unlink()
+    (workdir / "checkpoints" / "rl" / "3" / "record" / "metadata").write_text("{")
+    client = ScriptedClient()
+    assert_same(finish(workdir, client), wanted)
+    assert "RL goes on from step 2, where it had come to step 3: the verdicts in between are not in the journal" in caplog.text
+    assert 0 < client.judged < judged
+    assert steps_written(workdir) == steps_written(whole)
+
+
 def _is_rl(where, arguments):
     if where == "scalars":
         return arguments[1] == "rl"
@@ -212,22 +227,6 @@ def test_other_modes_take_the_library_of_their_checkpoint(uninterrupted, tmp_pat
         assert run.library.skills() == []
         assert (tmp_path / "again.jsonl").read_text() == (tmp_path / "t.jsonl").read_text()
     run.close()
-
-
-def test_rollouts_written_to_a_file_train_as_if_they_had_just_been_made(tmp_path):
-    run = ScriptedRun(tiny_config(), tmp_path / "a", ScriptedClient())
-    assert run.rollout_only(tmp_path / "t.jsonl") == (2 + 1) * 3 * 2 + len(
-        [line for line in open(tmp_path / "t.jsonl") if '"agent": "summary"' in line]
-    )
-    metrics = run.train_from(tmp_path / "t.jsonl")
-    run.close()
-    direct = ScriptedRun(tiny_config(), tmp_path / "b", ScriptedClient())
-    state = direct.rl(direct.sft().trainable)
-    first = read_scalars(tmp_path / "b" / "metrics.jsonl", "rl")[0]
-    direct.close()
-    assert state.step == 3
-    assert metrics["loss"] == pytest.approx(first["loss"], abs=1e-6)
-    assert metrics["grad_norm"] == pytest.approx(first["grad_norm"], rel=1e-5)
 
 
 def test_further_epochs_go_on_from_the_same_rollouts(tmp_path):
