@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -15,6 +16,7 @@ import pytest
 
 from configs.davinci_14b import get_config as davinci_14b
 from configs.demo import get_config as demo
+from dk_jax.models import token_log_probs
 from dk_jax.models.presets import parameter_count
 from dk_jax.models.sharding import build_sharded
 from dk_jax.plan.counting import bytes_per_device, collective_bytes, product_flops
@@ -80,6 +82,16 @@ def measured() -> dict:
     gathered = jax.jit(lambda x: jax.lax.fori_loop(0, 5, lambda i, s: s + jax.lax.with_sharding_constraint(x * s[0, 0], whole), jnp.zeros((64, 64))))
     sent = collective_bytes(gathered.lower(jax.ShapeDtypeStruct((64, 64), jnp.float32, sharding=cut)).compile().as_text())
     found["sent"] = [[*key, size] for key, size in sent.items()]
+
+    tokens, ones = jnp.zeros((4, 4096), jnp.int32), jnp.ones(4, jnp.int32)
+
+    def loops() -> list[int]:
+        traced = jax.make_jaxpr(partial(token_log_probs, step.model.static))(step.model.trainable, tokens, ones, ones)
+        return [equation.params["length"] for equation in traced.eqns if equation.primitive.name == "scan"]
+
+    found["chunks"] = [loops()]
+    with jax.set_mesh(step.mesh):
+        found["chunks"].append(loops())
     return found
 
 
@@ -109,6 +121,11 @@ def test_the_microbatch_that_is_said_to_fit_does_and_the_next_larger_does_not(nu
 def test_what_devices_send_is_read_from_a_compiled_program_with_its_loops(numbers):
     once = 4 * 64 * 64 * 7 // 8
     assert numbers["sent"] in ([["all-gather", 8, 5 * once]], [["all-gather", 8, once]]), "in each turn, or once before the loop"
+
+
+def test_log_probs_are_taken_in_as_few_chunks_on_a_mesh_as_each_device_needs(numbers):
+    layers = 3
+    assert numbers["chunks"] == [[layers, 4 * 4096 // 1024], [layers, 4096 // 1024]]
 
 
 HLO = """HloModule m
