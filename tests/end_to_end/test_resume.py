@@ -185,7 +185,7 @@ def test_the_cold_start_is_evaluated_without_the_skills_that_came_after_it(tmp_p
 
 def test_a_config_that_can_not_work_is_not_remembered(tmp_path):
     wrong = {
-        "rl.epochs": 0, "rl.only": ("mlps",),
+        "rl.epochs": 0, "rl.only": ("mlps",), "rl.keep_checkpoints": 0, "rl.keep_best": "luck", "rl.max_grad_norm_spike": 0.5,
         "skills.verification": "guess", "tasks.kinds": ("maps",),
         "rollout.tasks": 10_000, "rollout.checked_tasks": 10_000, "rollout.temperature": 0.0, "rollout.max_rows": 0,
         "model.init": "luck", "model.family": "gpt", "model.head_dim": 7, "codec.kind": "bytes", "codec.vocab_size": 100,
