@@ -59,12 +59,14 @@ def measure(folder: Path, rng: random.Random) -> dict:
     wanted, wanted_judged = outcome(whole), judged(whole)
     assert outcome(again) == wanted
     runs, kills = [], 0
-    places = [place for _ in range(_KILLS.value) for place in rng.sample(PLACES, len(PLACES))]
+    places = [(place, rng.randint(1, 3)) for _ in range(_KILLS.value) for place in rng.sample(PLACES, len(PLACES))]
     while kills < _KILLS.value:
         workdir, killed, status = without_rl(whole, folder / f"run{len(runs)}"), [], -9
         while len(killed) < KILLS_A_RUN and kills < _KILLS.value:
-            how = ("rl", 1, rng.uniform(0.0, 0.8 * longest_s)) if kills % 2 else (places.pop(), rng.randint(1, 3), rng.uniform(0.0, 0.1))
-            if (status := spawn(workdir, how)) != -9:
+            how = ("rl", 1, rng.uniform(0.0, 0.8 * longest_s)) if kills % 2 else (*places.pop(), rng.uniform(0.0, 0.03))
+            if (status := spawn(workdir, how)) != -9:  # it came to its end before
+                if how[0] != "rl":
+                    places.append((how[0], 1))
                 break
             last = (workdir / "marks").read_text().splitlines()[-2].split()[0]
             killed.append({"armed_at": how[0], "count": how[1], "delay_s": round(how[2], 4), "after": last})
