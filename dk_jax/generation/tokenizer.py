@@ -12,13 +12,14 @@ The end-of-turn token is sampled by the model and stays in the sequence, so a co
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from dk_jax.generation.templates import TurnFormat, turn_format
 
 SPECIALS = ("<pad>", "<bos>", "<eos>", "<user>", "<assistant>")
 
@@ -28,22 +29,6 @@ SPECIALS = ("<pad>", "<bos>", "<eos>", "<user>", "<assistant>")
 _PIECES = r" ?\p{N}| ?[\p{L}\p{M}_]+| ?[^\s\p{L}\p{M}\p{N}_]+|\s+(?!\S)|\s+"
 
 _TOKENIZER_FILE, _CODEC_FILE = "tokenizer.json", "codec.json"
-
-
-@dataclasses.dataclass(frozen=True)
-class TurnFormat:
-    """How a user's turn is written, up to where the assistant begins.
-
-    Each is a sequence of special tokens by name and pieces of text; "{text}" within a piece of text stands
-    for the message.
-
-    Attributes:
-      first: the turn that opens a conversation.
-      later: a turn that follows the assistant's sampled end-of-turn token.
-    """
-
-    first: tuple[str, ...]
-    later: tuple[str, ...]
 
 
 OWN_FORMAT = TurnFormat(
@@ -128,7 +113,7 @@ class Codec:
           first: whether it opens the conversation. If not, what it is appended to must end with `eos_id`;
             append one where the assistant was cut off.
         """
-        ids = []
+        ids, text = [], text.strip() if self._format.trims else text
         for piece in self._format.first if first else self._format.later:
             if piece in self._specials:
                 ids.append(self._specials[piece])
@@ -148,6 +133,7 @@ class Codec:
             "pad": self._pad,
             "first": self._format.first,
             "later": self._format.later,
+            "trims": self._format.trims,
         }
         (directory / _CODEC_FILE).write_text(json.dumps(description, indent=2) + "\n")
 
@@ -196,14 +182,14 @@ def train_codec(texts: Iterable[str], vocab_size: int, idioms: Sequence[str] = (
 
 
 def hf_codec(path: str | Path) -> Codec:
-    """The codec of a published ChatML model (SmolLM2, Qwen3) from its tokenizer.json.
+    """The codec of a published ChatML model (SmolLM2, Qwen3) from its tokenizer.json, and its own chat template, where there is one.
 
     Args:
-      path: that file, or the directory that holds it.
+      path: that file, or the directory that holds it (and tokenizer_config.json or chat_template.jinja).
 
     Raises:
       FileNotFoundError: if it is not there.
-      ValueError: if the model has no <|im_start|> and <|im_end|>.
+      ValueError: if the model has no <|im_start|> and <|im_end|>, or a chat template that can't be used.
     """
     path = Path(path)
     file = path / _TOKENIZER_FILE if path.is_dir() else path
@@ -220,17 +206,45 @@ def hf_codec(path: str | Path) -> Codec:
         Tokenizer.from_str(json.dumps(description)),
         specials={token["content"]: token["id"] for token in added if token["special"]},
         plain_additions={token["content"]: token["id"] for token in added if not token["special"]},
+        **_own_template(file.parent),
     )
+
+
+def _own_template(directory: Path) -> dict[str, Any]:
+    """A checkpoint's chat template and the tokens that it names, as arguments of `chatml_codec`."""
+    config = directory / "tokenizer_config.json"
+    about = json.loads(config.read_text(encoding="utf-8")) if config.is_file() else {}
+    template, names = about.get("chat_template"), {}
+    if isinstance(template, list):  # several by name
+        template = next((one["template"] for one in template if one["name"] == "default"), None)
+    if (file := directory / "chat_template.jinja").is_file():
+        template = file.read_text(encoding="utf-8")
+    for name in ("bos_token", "pad_token", "unk_token"):
+        if token := about.get(name):
+            names[name] = token["content"] if isinstance(token, dict) else token
+    return {"template": template, "names": names}
 
 
 def chatml_codec(
-    tokenizer: Tokenizer, specials: Mapping[str, int], plain_additions: Mapping[str, int] | None = None
+    tokenizer: Tokenizer,
+    specials: Mapping[str, int],
+    plain_additions: Mapping[str, int] | None = None,
+    template: str | None = None,
+    names: dict[str, str] | None = None,
 ) -> Codec:
-    """A codec that speaks ChatML, over a tokenizer without added tokens; arguments as of `Codec`."""
+    """A codec of a model that speaks ChatML, over a tokenizer without added tokens.
+
+    Args:
+      tokenizer, specials, plain_additions: as of `Codec`.
+      template: the model's chat template; without one, turns are plain ChatML.
+      names: further variables of the template.
+
+    Raises:
+      ValueError: a model without ChatML's tokens, a template that can't be used.
+    """
     pad = "<|endoftext|>" if "<|endoftext|>" in specials else "<|im_end|>"
-    return Codec(
-        tokenizer, specials, CHATML_FORMAT, eos="<|im_end|>", pad=pad, plain_additions=plain_additions
-    )
+    form = turn_format(template, specials, "<|im_end|>", names) if template and "<|im_end|>" in specials else CHATML_FORMAT
+    return Codec(tokenizer, specials, form, eos="<|im_end|>", pad=pad, plain_additions=plain_additions)
 
 
 def load_codec(directory: str | Path) -> Codec:
@@ -245,7 +259,7 @@ def load_codec(directory: str | Path) -> Codec:
     return Codec(
         Tokenizer.from_file(str(directory / _TOKENIZER_FILE)),
         about["specials"],
-        TurnFormat(first=tuple(about["first"]), later=tuple(about["later"])),
+        TurnFormat(first=tuple(about["first"]), later=tuple(about["later"]), trims=about.get("trims", False)),
         eos=about["eos"],
         pad=about["pad"],
         plain_additions=about["plain_additions"],

@@ -125,7 +125,8 @@ def codec_from_gguf(reader: GGUFReader, path: Path) -> Codec:
     control = {
         token: i for i, (token, kind) in enumerate(zip(tokens, types, strict=True)) if kind == _CONTROL
     }
-    return chatml_codec(tokenizer, control)
+    template = reader.fields.get("tokenizer.chat_template")
+    return chatml_codec(tokenizer, control, template=template.contents() if template else None)
 
 
 def _config(reader: GGUFReader, path: Path, overrides: dict[str, Any]) -> BackboneConfig:
