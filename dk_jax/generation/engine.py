@@ -17,7 +17,6 @@ meanwhile, or the parameters have changed, its tokens are fed once more (`Counts
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -27,43 +26,16 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from dk_jax.generation.choice import Draw
 from dk_jax.generation.implementation import fastest_attention
+from dk_jax.generation.jobs import Counts, Job, leave, make_job, rows_at_rest
 from dk_jax.generation.kv_cache import KVCache
 from dk_jax.generation.programs import Cache, Programs, Rows
-from dk_jax.generation.requests import Conversation, Request, Sample, Stop, key_data
+from dk_jax.generation.requests import Conversation, Request, Sample, Stop
 from dk_jax.generation.sizes import EngineConfig
 from dk_jax.models.backbone import Params, Static
-from dk_jax.models.config import AGENTS
 from dk_jax.models.sharding import check_mesh, mesh_of, on_mesh, row_share
 
 log = logging.getLogger(__name__)
-
-
-@dataclasses.dataclass
-class Counts:
-    """What an engine has done so far, in tokens but for `copied` (prompts) and `refed` (conversations)."""
-
-    prefilled: int = 0
-    copied: int = 0
-    refed: int = 0
-    decoded: int = 0
-    row_steps: int = 0
-    """Steps times rows; `decoded` over this is the share of rows at work."""
-
-
-@dataclasses.dataclass
-class _Job:
-    """A request on its way."""
-
-    ticket: int
-    request: Request
-    key: np.ndarray
-    history: list[int]
-    """All tokens before the sample."""
-    limit: int
-    tokens: list[int] = dataclasses.field(default_factory=list)
-    logps: tuple[list[np.ndarray], list[np.ndarray]] = dataclasses.field(default_factory=lambda: ([], []))
 
 
 class Engine:
@@ -86,11 +58,11 @@ class Engine:
         if config.rows % share:
             raise ValueError(f"generation: {config.rows} rows can't be spread over {share} parts of the mesh; use a multiple")
         self.counts = Counts()
-        self._waiting: deque[_Job] = deque()
+        self._waiting: deque[Job] = deque()
         self._tickets = 0
         self._cache: Cache | None = None
         self._rows: Rows | None = None
-        self._jobs: list[_Job | None] = [None] * config.rows
+        self._jobs: list[Job | None] = [None] * config.rows
         self._held: list[list[int]] = [[] for _ in range(config.rows)]
         """Tokens whose keys and values each row holds."""
         self._prompts: list[tuple[int, ...]] = [()] * config.rows
@@ -114,19 +86,17 @@ class Engine:
         """
         return self._queue(self._job(request))
 
-    def _job(self, request: Request) -> _Job:
-        history, agent = self._checked(request)
-        limit = min(request.max_new_tokens, self.config.max_length_tokens - len(history))
-        return _Job(-1, dataclasses.replace(request, agent=agent), key_data(request.key), history, limit)
+    def _job(self, request: Request) -> Job:
+        return make_job(request, self._static.cfg.vocab_size, self.config.max_length_tokens)
 
-    def _queue(self, job: _Job) -> int:
+    def _queue(self, job: Job) -> int:
         conversation = job.request.conversation
         if conversation is not None:
             if conversation.going_on:
                 raise ValueError("generation: this conversation is going on already; wait for its sample")
             conversation.going_on = True
             if conversation.engine is not self:
-                _leave(conversation)
+                leave(conversation)
         job.ticket, self._tickets = self._tickets, self._tickets + 1
         self._waiting.append(job)
         return job.ticket
@@ -162,12 +132,12 @@ class Engine:
 
     def release(self, conversation: Conversation) -> None:
         """Gives a kept conversation's row back."""
-        _leave(conversation)
+        leave(conversation)
 
     def close(self) -> None:
         """Gives all memory back; conversations that were kept here are fed anew where they go on."""
         for conversation in list(self._kept.values()):
-            _leave(conversation)
+            leave(conversation)
         self._cache = self._rows = self._params = self._weights = None
 
     # ------------------------------------------------------------ steps
@@ -218,13 +188,13 @@ class Engine:
             self._device = self._device or next(iter(jax.tree.leaves(params)[0].addressable_shards)).device
             log.info("%s", self.config.budget(self._static.cfg, self.programs.kv).check(self._device))
         for conversation in list(self._kept.values()):
-            _leave(conversation)
+            leave(conversation)
         self._held, self._prompts = [[] for _ in self._jobs], [()] * len(self._jobs)
         self._params = self._weights = None
         self._weights = self.programs.weights(params)
         if self._cache is None:
             self._cache = self.programs.kv.zeros(self.config.rows, self.config.first_slots, self._device)
-            self._rows = self._placed(self._no_rows())
+            self._rows = self._placed(rows_at_rest(self.config.rows, self.programs.memory))
         self._params = params
 
     def _turn_away(self) -> list[tuple[int, Sample]]:
@@ -236,7 +206,7 @@ class Engine:
     def _admit(self) -> None:
         """Gives rows to waiting requests, in order but for conversations that have theirs, and brings into the cache what stands before
         each one's last token."""
-        places: dict[int, _Job] = {}
+        places: dict[int, Job] = {}
         self._waiting = deque(sorted(self._waiting, key=lambda job: job.request.conversation is None or job.request.conversation.row is None))
         while self._waiting:
             row = self._row_for(self._waiting[0])
@@ -263,7 +233,7 @@ class Engine:
     def _placed(self, rows: Rows) -> Rows:
         return jax.device_put(rows, self._device) if self.programs.whole is None else on_mesh(rows, self.programs.whole)
 
-    def _row_for(self, job: _Job) -> int | None:
+    def _row_for(self, job: Job) -> int | None:
         """The row that a request gets: its conversation's own, else a free one (one that holds the prompt, if there is one; else one that
         holds none), else that of the conversation longest at rest."""
         conversation = job.request.conversation
@@ -277,11 +247,11 @@ class Engine:
         if self._kept:
             wanted = {id(job.request.conversation) for job in self._waiting}
             row, conversation = min(self._kept.items(), key=lambda item: id(item[1]) in wanted)  # the first whose turn has not come
-            _leave(conversation)
+            leave(conversation)
             return row
         return None
 
-    def _fill(self, places: dict[int, _Job]) -> None:
+    def _fill(self, places: dict[int, Job]) -> None:
         """Feeds or copies prompts, so that each row holds all of its job's history but the last token."""
         known = {prompt: row for row, prompt in enumerate(self._prompts) if prompt and row not in places}
         pieces, copies = [], []
@@ -370,18 +340,18 @@ class Engine:
                 self._jobs[row] = None
         return finished
 
-    def _why(self, job: _Job) -> Stop:
+    def _why(self, job: Job) -> Stop:
         if job.tokens[-1] == self.config.eos_id:
             return "eos"
         if any(tuple(job.tokens[-len(stop) :]) == stop for stop in self.config.stops):
             return "stop"
         return "length" if len(job.tokens) == job.request.max_new_tokens else "cache_full"
 
-    def _sample(self, job: _Job, stop: Stop, row: int | None) -> Sample:
+    def _sample(self, job: Job, stop: Stop, row: int | None) -> Sample:
         conversation = job.request.conversation
         if conversation is not None:
             conversation.going_on = False
-            _leave(conversation)
+            leave(conversation)
         if job.request.keep:
             conversation = conversation or Conversation([], job.request.agent)
             conversation.tokens = [*job.history, *job.tokens]
@@ -392,39 +362,6 @@ class Engine:
             conversation = None
         logp_sample, logp_model = (np.concatenate(parts) if parts else np.zeros(0, np.float32) for parts in job.logps)
         return Sample(job.tokens, logp_sample, logp_model, stop, conversation)
-
-    # ------------------------------------------------------------ checks
-
-    def _checked(self, request: Request) -> tuple[list[int], int]:
-        """(All tokens before the sample, agent). Raises ValueError."""
-        vocab_size, conversation = self._static.cfg.vocab_size, request.conversation
-        if not len(request.tokens):
-            raise ValueError("generation: a prompt is empty; it needs at least one token to continue from")
-        if min(request.tokens) < 0 or max(request.tokens) >= vocab_size:
-            raise ValueError(f"generation: a prompt has a token id outside [0, {vocab_size})")
-        if conversation is None and not 0 <= request.agent < len(AGENTS):
-            raise ValueError(f"generation: agent {request.agent} is not an index into {AGENTS}")
-        if request.max_new_tokens < 1:
-            raise ValueError(f"generation: max_new_tokens is {request.max_new_tokens}; it must be at least 1")
-        if conversation is None:
-            return [int(token) for token in request.tokens], request.agent
-        return [*conversation.tokens, *(int(token) for token in request.tokens)], conversation.agent
-
-    def _no_rows(self) -> Rows:
-        n = self.config.rows
-        whole, real = np.zeros(n, np.int32), np.zeros(n, np.float32)
-        return Rows(
-            token=whole, position=whole, step=whole, limit=whole, agent=whole, key=np.zeros((n, 2), np.uint32),
-            draw=Draw(real + 1, whole, real + 1, real), recent=np.full((n, self.programs.memory), -1, np.int32), done=np.ones(n, bool),
-        )  # fmt: skip
-
-
-def _leave(conversation: Conversation) -> None:
-    """Gives a conversation's row back to the engine that keeps it, if one does."""
-    keeper = conversation.engine
-    if keeper is not None and keeper._kept.get(conversation.row) is conversation:
-        del keeper._kept[conversation.row]
-    conversation.row = conversation.engine = None
 
 
 def make_programs(static: Static, config: EngineConfig, mesh: Mesh | None = None) -> Programs:
