@@ -1,6 +1,6 @@
 """Kills a small run with SIGKILL at random instants, starts it again each time, and compares what it comes to with an undisturbed run.
 
-    python scripts/bench/kill_resume.py --kills=25 --out=scripts/bench/results/kill_resume.json
+    python scripts/bench/kill_resume.py --kills=25 --seed=1 --out=scripts/bench/results/kill_resume.json
 
 The run (tests/dk_jax/killed_run.py) is the real one but for the sandbox and the messages of two agents: verdicts are a function of the
 candidate. Half of the instants are random moments of the RL phase, half random moments after the run has come to a place drawn from all:
