@@ -33,7 +33,7 @@ from dk_jax.generation import Engine, EngineConfig, Request
 from dk_jax.generation.sizes import count_weights
 from dk_jax.models import BackboneConfig, build_backbone
 from dk_jax.models.backbone import Params, Static
-from dk_jax.models.presets import preset
+from dk_jax.models.presets import PRESETS, preset
 
 SECTIONS = ("decode", "prefill", "lengths", "group", "turns", "peer", "startup")
 TINY = BackboneConfig(
@@ -115,8 +115,13 @@ class Bench:
 
 
 def sizes(name: str) -> BackboneConfig:
-    """"tiny", or Qwen3's 0.6b, 4b, 8b, ..."""
-    return TINY if name == "tiny" else preset(f"qwen3-{name}")
+    """"tiny", "demo" (the demo's model), a preset's name, or Qwen3's 0.6b, 4b, 8b, ..."""
+    if name == "demo":
+        from configs.demo import get_config
+        from dk_jax.train.model import scratch_config
+
+        return scratch_config(get_config().model, get_config().codec.vocab_size)
+    return TINY if name == "tiny" else preset(name if name in PRESETS else f"qwen3-{name}")
 
 
 def requests(prompts, new, first_key=0, **more) -> list[Request]:
@@ -159,7 +164,7 @@ def decoded(bench: Bench, batch: int) -> dict:
         seconds.append((first, timed(lambda prompts=prompts: engine.run(bench.params, requests(prompts, NEW)))))
     first, whole = (min(column) for column in zip(*seconds[1:], strict=True))
     found = {
-        "batch": batch, "tokens_per_s": batch * NEW / whole, "roofline": bench.floor_s(batch, NEW, PROMPT) / whole,
+        "batch": batch, "tokens_per_s": batch * NEW / whole, "roofline": None if jax.default_backend() == "cpu" else bench.floor_s(batch, NEW, PROMPT) / whole,
         "attention": engine.programs.kv.attention, "prefill_s": first, "first_run_s": sum(seconds[0]),
         "budget": str(engine.config.budget(bench.static.cfg, engine.programs.kv)),
     }  # fmt: skip
