@@ -164,7 +164,8 @@ def decoded(bench: Bench, batch: int) -> dict:
         seconds.append((first, timed(lambda prompts=prompts: engine.run(bench.params, requests(prompts, NEW)))))
     first, whole = (min(column) for column in zip(*seconds[1:], strict=True))
     found = {
-        "batch": batch, "tokens_per_s": batch * NEW / whole, "roofline": None if jax.default_backend() == "cpu" else bench.floor_s(batch, NEW, PROMPT) / whole,
+        "batch": batch, "tokens_per_s": batch * NEW / whole,
+        "roofline": None if jax.default_backend() == "cpu" else bench.floor_s(batch, NEW, PROMPT) / whole,
         "attention": engine.programs.kv.attention, "prefill_s": first, "first_run_s": sum(seconds[0]),
         "budget": str(engine.config.budget(bench.static.cfg, engine.programs.kv)),
     }  # fmt: skip
