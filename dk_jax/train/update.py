@@ -189,8 +189,9 @@ class Updater:
 
         def run(stream: int) -> tuple[Any, dict[str, Any]]:
             with self._on_mesh():
-                total, sums = zeros(trainable), {}
-                for batch in batches[stream :: self._streams]:
+                own, sums = batches[stream :: self._streams], {}
+                total = zeros(trainable) if len(own) > 1 else None  # there is nothing to add one's gradient to, and memory to be saved
+                for batch in own:
                     total, stats = one(total, trainable, frozen, shard_batch(self.mesh, batch))
                     sums = {k: sums[k] + v if k in sums else v for k, v in stats.items()}
                 return jax.block_until_ready((total, sums))
@@ -316,7 +317,8 @@ def _gradient(static, loss: LossConfig, total, trainable, frozen, batch):
         return value, stats | {"loss": value}
 
     (_, stats), grads = jax.value_and_grad(objective, has_aux=True)(trainable)
-    total = jax.tree.map(lambda a, g: a + g.astype(jnp.float32), total, grads)
+    grads = jax.tree.map(lambda g: g.astype(jnp.float32), grads)
+    total = grads if total is None else jax.tree.map(jnp.add, total, grads)
     return total, jax.tree.map(jax.lax.stop_gradient, stats)
 
 
