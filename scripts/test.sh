@@ -10,7 +10,7 @@ export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}" JAX_PLATFORMS=cpu
 
 # Two shares of about the same length run at the same time: the learner's tests, which keep one core busy, with some of the sandbox's,
 # and the other ones of the sandbox, which often wait. Then the red team has the machine to itself: what its judge measures counts.
-beside=(tests/dk_jax tests/end_to_end tests/sandbox/test_cli.py tests/sandbox/test_compat.py tests/sandbox/test_drain.py tests/sandbox/test_lean_*.py)
+beside=(tests/dk_jax tests/end_to_end tests/sandbox/test_cli.py tests/sandbox/test_compat.py tests/sandbox/test_drain.py)
 logs="$(mktemp -d)"
 first=""
 trap '[ -z "$first" ] || { kill -INT "$first"; wait "$first" || true; }; rm -rf "$logs"' EXIT
