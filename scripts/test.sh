@@ -9,8 +9,10 @@ export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}" JAX_PLATFORMS=cpu
 [ $# -eq 0 ] || exec "$PYTHON" -m pytest "$@"
 
 # Two shares of about the same length run at the same time: the learner's tests, which keep one core busy, with some of the sandbox's,
-# and the other ones of the sandbox, which often wait. Then the red team has the machine to itself: what its judge measures counts.
+# and the other ones of the sandbox, which often wait. Then those have the machine to themselves that measure it: the red team's judge,
+# and the tests of what keeps a clock calm.
 beside=(tests/dk_jax tests/end_to_end tests/sandbox/test_cli.py tests/sandbox/test_compat.py tests/sandbox/test_drain.py)
+alone=(tests/redteam tests/sandbox/test_steady.py tests/sandbox/test_yardstick.py)
 logs="$(mktemp -d)"
 first=""
 trap '[ -z "$first" ] || { kill -INT "$first"; wait "$first" || true; }; rm -rf "$logs"' EXIT
@@ -21,17 +23,17 @@ set -m # so that the background process hears an interrupt
 first=$!
 set +m
 printf '== second share; the first, with the learner, runs beside it\n'
-"$PYTHON" -m pytest "${beside[@]/#/--ignore=}" --ignore=tests/redteam 2>&1 | tee "$logs/second" || status=1
+"$PYTHON" -m pytest "${beside[@]/#/--ignore=}" "${alone[@]/#/--ignore=}" 2>&1 | tee "$logs/second" || status=1
 wait "$first" || status=1
 first=""
 printf '== first share: the learner, end to end, and some of the sandbox\n'
 cat "$logs/first"
-printf '== redteam\n'
-"$PYTHON" -m pytest tests/redteam 2>&1 | tee "$logs/redteam" || status=1
+printf '== alone: the red team, and what keeps a clock calm\n'
+"$PYTHON" -m pytest "${alone[@]}" 2>&1 | tee "$logs/alone" || status=1
 if [ "$status" -ne 0 ]; then
   printf '== failed\n'
   grep -hE '^(FAILED|ERROR) ' "$logs"/* || true
 fi
-printf '== first share: %s\n== second share: %s\n== redteam: %s\n' \
-  "$(tail -n 1 "$logs/first")" "$(tail -n 1 "$logs/second")" "$(tail -n 1 "$logs/redteam")"
+printf '== first share: %s\n== second share: %s\n== alone: %s\n' \
+  "$(tail -n 1 "$logs/first")" "$(tail -n 1 "$logs/second")" "$(tail -n 1 "$logs/alone")"
 exit "$status"

@@ -52,7 +52,9 @@ def test_an_interrupt_while_byte_code_is_compiled_ends_that_too(tmp_path):
     fake.write_text(f"#!/bin/bash\nexec -a {marker} sleep 1000\n")
     fake.chmod(0o755)
     script = f"source {ROOT}/scripts/env.sh; PYTHON={fake}; compile_imports"
-    process = subprocess.Popen(["bash", "-c", script], start_new_session=True)
+    # A shell that is started with SIGINT ignored, as these tests are in the background of another, can't hear it again.
+    heard = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # noqa: E731
+    process = subprocess.Popen(["bash", "-c", script], start_new_session=True, preexec_fn=heard)
 
     def left():
         return [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] and p.info["cmdline"][0] == marker]
