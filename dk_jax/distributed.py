@@ -71,9 +71,22 @@ def initialize(env: Mapping[str, str] = os.environ) -> bool:
     return True
 
 
+def _state() -> Any:
+    """What JAX knows of the run's processes. Its public functions would start its threads, after which no sandbox can be forked; nor do
+    they show the key-value store."""
+    from jax._src import distributed
+
+    return distributed.global_state
+
+
+def several() -> bool:
+    """Whether this is one process of several."""
+    return _state().client is not None and _state().num_processes > 1
+
+
 def is_first() -> bool:
     """Whether this is the process that judges and writes, as every process alone is."""
-    return jax.process_index() == 0
+    return not several() or _state().process_id == 0
 
 
 class _Line:
@@ -84,9 +97,7 @@ class _Line:
 
     @property
     def _client(self) -> Any:
-        from jax._src import distributed  # JAX shows its key-value store nowhere else
-
-        return distributed.global_state.client
+        return _state().client
 
     def send(self, data: bytes) -> None:
         pieces = [data[start : start + _PIECE_BYTES] for start in range(0, len(data), _PIECE_BYTES)] or [b""]
@@ -126,7 +137,7 @@ def by_first(act: Callable[[], Any]) -> Any:
     Raises:
       What `act` raises, in the first process; FirstProcessFailed in the others.
     """
-    if jax.process_count() == 1:
+    if not several():
         return act()
     if not is_first():
         found = json.loads(_line.receive())
@@ -149,7 +160,7 @@ def own_workdir(workdir: Path, open_it: Callable[[], None]) -> Path:
     if is_first():
         own = workdir
     else:
-        own = Path(tempfile.mkdtemp(prefix=f"dk_jax-process-{jax.process_index()}-"))
+        own = Path(tempfile.mkdtemp(prefix=f"dk_jax-process-{_state().process_id}-"))
         atexit.register(shutil.rmtree, own, ignore_errors=True)
         for pattern in _COPIED:
             for path in workdir.glob(pattern):
@@ -160,7 +171,7 @@ def own_workdir(workdir: Path, open_it: Callable[[], None]) -> Path:
 
 def meet(where: str) -> None:
     """Returns when all processes are there."""
-    if jax.process_count() > 1:
+    if several():
         from jax.experimental import multihost_utils
 
         multihost_utils.sync_global_devices(where)
@@ -195,7 +206,7 @@ class SharedJudge:
 
 def for_all(make_judge: Callable[..., Judge]) -> Callable[..., Judge]:
     """A maker of judges (config, socket, journal) for a run of one process or several."""
-    if jax.process_count() == 1:
+    if not several():
         return make_judge
 
     def make(cfg: Any, socket: str, journal: Journal | None) -> SharedJudge:

@@ -13,8 +13,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from dk_jax.rollout.episode import RolloutConfig, Speaker, choose_schemes, policy_turns
+from dk_jax.rollout.episode import RolloutConfig, choose_schemes, policy_turns
 from dk_jax.rollout.judge import Judge
+from dk_jax.rollout.speaker import Speaker
 from dk_jax.rollout.trajectory import Trajectory, derive_seed
 from dk_jax.skills.record import Skill
 from dk_jax.tasks.task import Task

@@ -33,8 +33,9 @@ from dk_jax.generation.tokenizer import load_codec
 from dk_jax.metrics import Metrics
 from dk_jax.models.lora import combine
 from dk_jax.models.sharding import row_share
-from dk_jax.rollout.episode import Speaker, task_view
+from dk_jax.rollout.episode import task_view
 from dk_jax.rollout.judge import Journal
+from dk_jax.rollout.speaker import Speaker
 from dk_jax.rollout.trajectory import save_trajectories
 from dk_jax.rollout.verify import Verifier
 from dk_jax.sft import training as sft

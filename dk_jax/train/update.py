@@ -26,7 +26,7 @@ from optax.contrib import MuonDimensionNumbers, muon
 from dk_jax.models.config import AGENTS
 from dk_jax.models.log_probs import token_log_probs
 from dk_jax.models.lora import combine
-from dk_jax.models.sharding import make_mesh, mesh_of, on_mesh, shard_batch
+from dk_jax.models.sharding import make_mesh, mesh_of, shard_batch
 from dk_jax.rl.losses import clipped_policy_loss
 
 
@@ -278,11 +278,6 @@ def state_shardings(state: Any, params: Any, mesh: jax.sharding.Mesh) -> Any:
 
 def _names(path: Sequence[Any]) -> tuple[str, ...]:
     return tuple(entry.key for entry in path if isinstance(entry, jax.tree_util.DictKey))
-
-
-def replicated(tree: Any, mesh: jax.sharding.Mesh | None = None) -> Any:
-    """The pytree with a copy of each array on every device of the mesh (all devices by default)."""
-    return on_mesh(tree, NamedSharding(mesh or make_mesh(data=jax.device_count()), PartitionSpec()))
 
 
 def for_sampling(tree: Any) -> Any:

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from dk_jax.rollout import episode
-from dk_jax.rollout.episode import Speaker
+from dk_jax.rollout.speaker import Speaker
 from dk_jax.rollout.trajectory import Trajectory
 from dk_jax.tasks.builtin import builtin_suite
 from sandbox.protocol import Options, RewardSpec

@@ -11,7 +11,8 @@ from dk_jax.agents import policy
 from dk_jax.agents.text import TaskView
 from dk_jax.generation import Sample
 from dk_jax.rollout import episode
-from dk_jax.rollout.episode import RolloutConfig, Speaker, StepRollouts
+from dk_jax.rollout.episode import RolloutConfig, StepRollouts
+from dk_jax.rollout.speaker import Speaker
 from dk_jax.rollout.trajectory import Trajectory, Verdict, load_trajectories, save_trajectories
 from dk_jax.tasks.builtin import builtin_suite
 from dk_jax.train.credit import CreditConfig, assign

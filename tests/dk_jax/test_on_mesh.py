@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
 from dk_jax.generation.engine import Engine, make_programs
 from dk_jax.generation.requests import Drawing, Request
@@ -21,7 +22,7 @@ from dk_jax.models import BackboneConfig, build_backbone
 from dk_jax.models.lora import partition, trainable_mask
 from dk_jax.models.sharding import make_mesh, mesh_of, on_mesh, param_shardings
 from dk_jax.train.batch import Row, microbatches
-from dk_jax.train.update import LossConfig, Updater, for_sampling, make_optimizer, replicated
+from dk_jax.train.update import LossConfig, Updater, for_sampling, make_optimizer
 from tests.dk_jax.emulated import on_eight_devices
 
 CFG = BackboneConfig(
@@ -108,10 +109,11 @@ def _measure() -> dict:
         assert mesh_of(for_sampling(placed)) == mesh
         found[name] = _sampled(static, placed, mesh, "fused" if name == "4x1x2" else "heads")
     alone = make_mesh(data=1, devices=jax.devices()[:1])
+    whole = NamedSharding(make_mesh(data=8), PartitionSpec())
     for kind, train, name in (("muon", "full", "2x2x2"), ("adamw", "lora", "4x1x2"), ("adamw", "full", "whole")):
         mesh = meshes.get(name)
         before, expected, told, _ = _updated(static, on_mesh(params, param_shardings(static, alone)), alone, kind, train)
-        placed = replicated(params) if mesh is None else on_mesh(params, param_shardings(static, mesh))
+        placed = on_mesh(params, whole) if mesh is None else on_mesh(params, param_shardings(static, mesh))
         gradient, got, said, share = _updated(static, placed, mesh, kind, train)
         found[f"{kind} {train}"] = {
             "gradient": _delta(gradient, before), "share": share,

@@ -63,6 +63,7 @@ def test_an_interrupted_run_leaves_no_process_and_the_same_command_finishes_it(t
         first.send_signal(signal.SIGINT)
         assert first.wait(timeout=60) == 130, (tmp_path / "out").read_text()
     assert "goes on where it stopped" in (tmp_path / "out").read_text()
+    assert "os.fork()" not in (tmp_path / "out").read_text(), "the sandbox is forked before JAX starts its threads"
     assert wait_until_gone(workdir) == []
     assert journal.read_bytes().startswith(judged)
 

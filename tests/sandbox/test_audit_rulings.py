@@ -1,0 +1,79 @@
+"""When a GPU's timing is ruled by its audit, and by how much: what audits of given times say of given claims."""
+
+import pytest
+
+from sandbox.oracle.audit import rule, rule_rounds
+from sandbox.oracle.fresh import Audit, Run
+from sandbox.protocol import Span, Timing
+
+
+def replayed_audit(candidate_ms, reference_ms):
+    runs = [[Run(claim_ms=10 * ms, wall_ms=10 * ms + 1.0, samples=[]) for ms in each] for each in (candidate_ms, reference_ms)]
+    return Audit(calls=10, apart_ms=0.2, candidate=runs[0], reference=runs[1])
+
+
+def claim_of_ms(candidate_ms, eager_ms):
+    spans = [Span(median_ms=ms, low_ms=ms, high_ms=ms, samples=9) for ms in (candidate_ms, eager_ms)]
+    return Timing(
+        candidate=spans[0], baselines={"eager": spans[1]}, speedup=eager_ms / candidate_ms, speedup_low=eager_ms / candidate_ms,
+        speedup_high=eager_ms / candidate_ms, noisy=False, bound_by="runner span",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("claimed_ms", "ruled"), [(0.0179, True), (0.0200, False)])
+def test_claims_of_less_than_the_replays_of_candidate_and_reference_bear_out_are_ruled(claimed_ms, ruled):
+    """Spans stated shorter by a fifth: the audit had forgiven up to a quarter, and the gap between events is taken off what is stated."""
+    claimed = claim_of_ms(claimed_ms, 0.0228)
+    timing = rule(claimed, replayed_audit([0.0225] * 6, [0.0228] * 6), replayed=True)[0]
+    assert (timing != claimed) == ruled and (not ruled or timing.speedup < 1.05)
+
+
+def test_what_is_forgiven_ends_by_degrees_where_the_audit_replays():
+    """An honest softmax, 30.6 us by itself, writes what does not fit into the cache: 32 to 36.5 us in audits, where every call pays for it."""
+    claimed = claim_of_ms(0.0306, 0.0546)
+    times = [rule(claimed, replayed_audit([ms] * 6, [0.055] * 6), replayed=True)[0].candidate.median_ms for ms in (0.032, 0.035, 0.0365)]
+    assert times[:2] == [0.0306] * 2 and 0.0306 < times[2] < 1.10 * 0.0306
+    slower = [rule(claimed, replayed_audit([ms] * 6, [0.055] * 6), replayed=True)[0] for ms in (0.037, 0.04, 0.045, 0.061)]
+    ratios = [timing.speedup * ms / 0.055 for timing, ms in zip(slower, (0.037, 0.04, 0.045, 0.061), strict=True)]
+    assert 1.10 > ratios[0] > ratios[1] >= 1.0 and ratios[2:] == [pytest.approx(1.0)] * 2
+    assert all(timing.noisy and timing.speedup_low <= timing.speedup <= timing.speedup_high for timing in slower)
+
+
+def test_a_claim_just_beyond_its_own_replays_is_not_held_against_a_reference_of_many_kernels():
+    """A reference of six kernels takes 24.7 us by itself and 21.9 us replayed; its candidate 8.95 us, and 10.48 us in one process of 20."""
+    claimed = claim_of_ms(0.00895, 0.0247)
+    ruled = rule(claimed, replayed_audit([0.01048] * 6, [0.0219] * 6), replayed=True)[0]
+    assert 1.0 < ruled.candidate.median_ms / 0.00895 < 1.08 and ruled.noisy
+    stated = claim_of_ms(0.00895 / 1.24, 0.0247)  # a lie is not spared what tells it from that
+    assert rule(stated, replayed_audit([0.0095] * 6, [0.0219] * 6), replayed=True)[0].speedup < 0.0247 / 0.00895
+
+
+def test_a_disturbed_audit_is_made_again_and_one_that_bears_the_claim_out_counts():
+    claimed, made = claim_of_ms(0.0306, 0.0546), []
+
+    def rounds(*times_ms):
+        for ms in times_ms:
+            made.append(ms)
+            yield replayed_audit([ms] * 6, [0.055] * 6)
+
+    ruled, own, _ = rule_rounds(claimed, rounds(0.082, 0.034, 0.1), replayed=True)
+    assert ruled == claimed and own.median == pytest.approx(0.034) and made == [0.082, 0.034]
+    ruled, own, _ = rule_rounds(claimed, rounds(0.082, 0.061, 0.1), replayed=True)  # none does: the middle one counts
+    assert ruled.speedup == pytest.approx(0.055 / 0.082) and own.median == pytest.approx(0.082)
+
+
+def test_a_reference_of_short_kernels_counts_with_its_launches_where_the_audit_replays():
+    def run(ms):
+        return Run(claim_ms=ms, wall_ms=ms + 1.0, samples=[])
+
+    found = Audit(calls=10, candidate=[run(0.2)] * 6, reference=[run(0.3)] * 6)
+    span = Span(median_ms=0.02, low_ms=0.02, high_ms=0.02, samples=9)
+    claimed = Timing(
+        candidate=span, baselines={"eager": Span(median_ms=0.06, low_ms=0.06, high_ms=0.06, samples=9)}, speedup=3.0,
+        speedup_low=3.0, speedup_high=3.0, noisy=False, bound_by="runner span",
+    )  # fmt: skip
+    assert rule(claimed, found, replayed=True)[0] == claimed
+    assert rule(claimed, found)[0].speedup == pytest.approx(1.5)
+    slow = Audit(calls=10, candidate=[run(1.2)] * 6, reference=[run(0.3)] * 6)
+    # Its reference's launches are nothing that it could be credited with by claiming less than its replays show.
+    assert rule(claimed, slow, replayed=True)[0].speedup == pytest.approx(0.25)
