@@ -395,9 +395,8 @@ def readable(result: EvaluationResult, arguments: argparse.Namespace) -> str:
         rows = [("candidate", timing.candidate), *timing.baselines.items()]
         for name, span in rows:
             interval = f"[{1000 * span.low_ms:.1f}, {1000 * span.high_ms:.1f}]"
-            lines.append(
-                f"  {name:<13} {1000 * span.median_ms:>10.1f} us  95% {interval}, {span.samples} blocks"
-            )
+            host = "" if span.host_ms is None else f"; the host takes {1000 * span.host_ms:.1f} us to issue a call"
+            lines.append(f"  {name:<13} {1000 * span.median_ms:>10.1f} us  95% {interval}, {span.samples} blocks{host}")
         noise = " (noisy: the machine was not calm)" if timing.unrest > MOST_UNREST else " (within noise)" if timing.noisy else ""
         lines.append(f"  speedup   {timing.speedup:.2f}x against eager{noise}; clock: {timing.bound_by}")
         if timing.audited:

@@ -196,12 +196,14 @@ class Trial(_Reply):
 
 
 class Span(_Reply):
-    """Time of one call: median over blocks and its 95 % interval, in milliseconds."""
+    """Time of one call: median over blocks and its 95 % interval, in milliseconds. `host_ms`: apart from it, what the host takes to
+    issue a call (on a GPU, by the clock of the process that calls; no part of any speed)."""
 
     median_ms: float
     low_ms: float
     high_ms: float
     samples: int
+    host_ms: float | None = None
 
 
 class Audited(_Reply):

@@ -40,10 +40,12 @@ class Block:
     Attributes:
       span_ms: device-wide time of all calls together, in milliseconds, without the cost of flushing caches.
       kept: what the call with index `keep` returned, or None.
+      host_ms: median time that the host took to issue a call, where the device works on its own meanwhile; else None.
     """
 
     span_ms: float
     kept: Any = None
+    host_ms: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

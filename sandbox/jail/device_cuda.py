@@ -28,6 +28,7 @@ import ctypes
 import json
 import os
 import shutil
+import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -394,6 +395,7 @@ class CudaDevice:
         import torch
 
         kept, cycles = None, int(self._pause_ms * self._cycles_per_ms)
+        host_ns: list[int] = []
         pairs = [_event_pair() for _ in arguments]
         stream = torch.cuda.current_stream(self.name)
         self.synchronize()
@@ -403,7 +405,9 @@ class CudaDevice:
             if cycles:
                 torch.cuda._sleep(cycles)
             pair[0].record(stream)
+            issued_ns = time.perf_counter_ns()
             out = call(*args)
+            host_ns.append(time.perf_counter_ns() - issued_ns)
             pair[1].record(stream)
             if index == keep:
                 kept = out
@@ -417,7 +421,8 @@ class CudaDevice:
             host_ms = (ahead_ns - start_ns) / 1e6 / min(len(arguments), HOST_SAMPLE_CALLS)
             self._pause_ms = min(PAUSE_MARGIN * host_ms, MAX_PAUSE_MS)
         event_ms = sum(first.elapsed_time(last) for first, last in pairs)
-        return CudaBlock(span_ms=event_ms, kept=kept, event_ms=event_ms, wall_ms=wall_ms, bound_by="device")
+        host_ms = statistics.median(host_ns) / 1e6 if host_ns else None
+        return CudaBlock(span_ms=event_ms, kept=kept, host_ms=host_ms, event_ms=event_ms, wall_ms=wall_ms, bound_by="device")
 
     def _clear_caches(self) -> None:
         """Lines of the L2 cache that persist become ordinary ones, and all are replaced."""

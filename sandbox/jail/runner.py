@@ -17,7 +17,7 @@ believes nothing it reads from a reply beyond what it can check itself.
     overwrite      slot tensor row + tensor                  (in place, in the buffers already used)
     run            slot seed check max_bytes                 -> outputs + tensors, changed, aliased
     run_double     slot seed max_bytes                       -> outputs in float64          [reference only]
-    time_block     calls slots keep flush which              -> span_ms
+    time_block     calls slots keep flush which              -> span_ms, host_ms
     kept           max_bytes                                 -> outputs of the call that was kept
     open_outputs   twice inputs_bytes + descriptor or none   -> pid, inputs         (memory for time_fresh's outputs, inputs)
     prepare_fresh  calls outputs                             ->                     (where time_fresh's inputs will lie)
@@ -278,7 +278,7 @@ class Runner:
             )
         if order["keep"] is not None:
             self.kept = block.kept
-        return {"span_ms": block.span_ms}, []
+        return {"span_ms": block.span_ms, "host_ms": block.host_ms}, []
 
     def do_kept(self, message: Message) -> tuple[dict, list[torch.Tensor]]:
         reply, tensors = self._outputs(self.kept, message.header["max_bytes"])

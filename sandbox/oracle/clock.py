@@ -13,7 +13,7 @@ from typing import Any
 
 from sandbox.jail.frames import Message
 from sandbox.oracle.steady import Placement
-from sandbox.protocol import Timing
+from sandbox.protocol import Span, Timing
 from sandbox.verdict.timing import Interval, believed_ms, hidden_ms, is_noisy, span, speedup, undisturbed
 
 EMPTY_BLOCKS = 5
@@ -101,6 +101,8 @@ class Side:
     most_empty_ms: float = math.inf
     kept: int = 0
     """Index of the call whose outputs the runner still holds."""
+    hosts_ms: list[float] = field(default_factory=list)
+    """What the host took to issue a call, as the runner says of each block with cleared caches: reported, and no more."""
     claims_ms: list[float] = field(default_factory=list)
     walls_ms: list[float] = field(default_factory=list)
     slope_walls_ms: dict[int, list[float]] = field(default_factory=lambda: {1: [], 3: []})
@@ -121,6 +123,8 @@ class Side:
         )
         wall_ms = 1000 * (time.perf_counter() - start)
         claimed = message.header.get("span_ms")
+        if self.flushed and flush and (host_ms := claim_of(message.header.get("host_ms"))):
+            self.hosts_ms.append(host_ms)
         return claim_of(claimed), wall_ms
 
     def prepare(self, block_ms: float) -> None:
@@ -182,6 +186,11 @@ class Side:
         times = [max(time_ms, 1e-6) / self.calls for time_ms, _ in believed]
         ruled = hidden > 0 or sum(by_clock for _, by_clock in believed) * 2 > len(believed)
         return undisturbed(times, trusted_share), ruled
+
+    def span(self, times_ms: Sequence[float], apart_ms: float) -> Span:
+        """Per-call times as the protocol's `Span`, with what the host took beside them."""
+        found = span(times_ms, apart_ms)
+        return found.model_copy(update={"host_ms": statistics.median(self.hosts_ms)}) if self.hosts_ms else found
 
     def _work_ms(self, span_ms: float) -> float:
         """A span without the gap; a tenth of it stays in any case, as nothing takes no time."""
@@ -267,8 +276,8 @@ def measure(
     apart_ms = PROCESS_MS if candidate.flushed else 0.0
     ratio = speedup(times_ms, baseline_ms["eager"], apart_ms)
     return Timing(
-        candidate=span(times_ms, apart_ms),
-        baselines={name: span(samples, apart_ms) for name, samples in baseline_ms.items()},
+        candidate=candidate.span(times_ms, apart_ms),
+        baselines={name: baselines[name].span(samples, apart_ms) for name, samples in baseline_ms.items()},
         speedup=ratio.median,
         speedup_low=ratio.low,
         speedup_high=ratio.high,

@@ -131,7 +131,7 @@ def cases() -> list[Case]:
             ("softmax", SOFTMAX_TASK, SOFTMAX, {"rows": rows, "cols": cols})
             for rows, cols in ((64, 1024), (512, 1024), (2048, 1024), (1024, 4096), (4096, 4096), (16384, 2048))
         ),
-        *(("matmul", MATMUL_TASK, MATMUL, {"n": n}) for n in (256, 512, 1024, 2048, 3072, 4096)),
+        *(("matmul", MATMUL_TASK, MATMUL, {"n": n}) for n in (256, 512, 1024, 2048, 4096, 5888)),
     ]
     found = []
     for kind, task, kernel, sizes in kinds:

@@ -34,6 +34,8 @@ def test_an_autotuned_fused_chain_is_faster_than_eager(judge):
     assert result.coverage > 0.95
     assert result.timing.speedup > 1.8
     assert not result.timing.noisy
+    spans = [result.timing.candidate, result.timing.baselines["eager"]]
+    assert all(0.001 < span.host_ms < 1.0 for span in spans), "what the host takes to issue a call is reported apart"
 
 
 def test_a_kernel_named_like_a_librarys_counts_as_its_authors(judge):
