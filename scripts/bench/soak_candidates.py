@@ -138,6 +138,8 @@ GPU_KINDS = (
     Kind("hostile endless host", 6, STOPPED, _triton(first="time.sleep(1e6)")),
     Kind("hostile illegal access", 9, DIED, _triton(offsets="(1 << 40)", mask="offsets >= 0")),
     Kind("hostile device memory", 6, DIED, _triton(first="kept = [torch.ones(1 << 30, device=x.device) for _ in range(1000)]")),
+    Kind("hostile host memory", 3, DIED, _triton(first="kept = [b'1' * (1 << 28) for _ in range(100000)]")),
+    Kind("hostile forks", 4, ("ok", *DIED, "timeout"), _triton(first="[os.fork() or time.sleep(1e6) for _ in range(64)]")),
     Kind("hostile exit 0", 3, DIED, _triton(first="os._exit(0)")),
 )  # fmt: skip
 
