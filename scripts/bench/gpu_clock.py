@@ -52,7 +52,7 @@ def judged(client: SandboxClient, case, mark: str):
     """Fresh evaluation of a case: medians in ms (ordinary and audited calls), speedup, what ruled, whether noisy, seconds."""
     start = time.monotonic()
     [result] = client.evaluate(
-        TaskSpec(reference=case.task, name=case.name, device="cuda:0"),
+        TaskSpec(reference=case.task, name=case.name, device="cuda:0", atol=case.atol),
         [Candidate(source=f"{case.kernel}\n# {mark}\n", language="triton")],
         Options(correctness_trials=1),
     )
