@@ -30,6 +30,8 @@ from sandbox.protocol import Candidate, Options
 DEADLINE_S = 3.0
 BATCH = 16
 LEAVE_S = 20.0
+SETTLE_S = 5.0
+"""Workers get ready for what comes next."""
 
 
 class Watch(threading.Thread):
@@ -57,6 +59,10 @@ class Watch(threading.Thread):
                 if oracles:
                     self._rng.choice(oracles).kill()
                     self.kills += 1
+
+    def spare(self) -> None:
+        """Kills no more, and goes on watching."""
+        self._every_s = 0.0
 
     def stop(self) -> None:
         self._stopped.set()
@@ -124,6 +130,26 @@ def device_bytes(device: str) -> int:
     return 0 if device == "cpu" else sum(nvml.memory_by_process(physical_index(device)).values())
 
 
+def settled(server: Server, kind: Kind, device: str, workers: int, first: int) -> str:
+    """Lets every worker judge something honest, and waits until none has anything to do; returns the server's state. What its workers hold
+    ready for the next evaluations is then the same at any time.
+
+    Args:
+      first: number of the first candidate; no other has it.
+    """
+    for turn in range(2):
+        numbers = range(first + turn * 4 * workers, first + (turn + 1) * 4 * workers)
+        server.client.evaluate(task(device), [kind.write(number) for number in numbers], Options(correctness_trials=1, timing="none"))
+    deadline = time.monotonic() + LEAVE_S
+    while time.monotonic() < deadline:
+        health = server.client.health()
+        if health.status == "ok" and not health.queue.running and not health.queue.waiting:
+            break
+        time.sleep(0.2)
+    time.sleep(SETTLE_S)
+    return server.client.health().status
+
+
 def main() -> int:
     """Runs the soak and writes its report; 1 if anything was lost, wrong or left over."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -138,21 +164,20 @@ def main() -> int:
     kinds = CPU_KINDS if arguments.device == "cpu" else GPU_KINDS
     jobs = plan(kinds, arguments.evaluations, arguments.seed)
     with private_server(arguments.device, arguments.workers) as server:
-        server.client.evaluate(task(arguments.device), [kinds[0].write(-1)], Options())
+        settled(server, kinds[0], arguments.device, arguments.workers, len(jobs))
         memory_before = device_bytes(arguments.device)
         watch = Watch(server, arguments.kill_every_s, arguments.seed)
         watch.start()
         started = time.monotonic()
         records = soak(server.client, jobs, arguments.device, arguments.clients)
         seconds = time.monotonic() - started
-        deadline = time.monotonic() + LEAVE_S
-        while time.monotonic() < deadline and server.client.health().queue.running:
-            time.sleep(0.2)
-        health = server.client.health()
+        watch.spare()
+        status = settled(server, kinds[0], arguments.device, arguments.workers, 2 * len(jobs) + 100 * arguments.workers)
         watch.stop()
         memory_after = device_bytes(arguments.device)
         files = [f"{p.parent.name}/{p.name}" for p in server.scratch.glob("dk_sandbox-*/*/*")]
     time.sleep(1.0)
+    memory_stopped = device_bytes(arguments.device)
     orphans = watch.alive()
     wrong = [record for record in records if not record.get("right")]
     by_kind = {k.name: dict(Counter(r["outcome"] for r in records if r.get("kind") == k.name)) for k in kinds}
@@ -162,15 +187,15 @@ def main() -> int:
         "lost": sum(not record for record in records), "wrong": wrong, "outcomes": by_kind,
         "oracles_killed": watch.kills, "judged_again": sum(r.get("attempts", 0) > 1 for r in records),
         "orphans": len(orphans), "processes_seen": len(watch.seen), "files_in_scratch_before_stop": files,
-        "device_bytes": {"before": memory_before, "after": memory_after}, "status_at_end": health.status,
+        "device_bytes": {"before": memory_before, "after": memory_after, "stopped": memory_stopped}, "status_at_end": status,
     }  # fmt: skip
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     arguments.out.write_text(json.dumps(report, indent=1) + "\n")
     print(json.dumps({k: v for k, v in report.items() if k != "wrong"}, indent=1))
     for record in wrong[:20]:
         print("WRONG", record)
-    leaked = memory_after - memory_before > 256 << 20
-    return int(bool(wrong or orphans or leaked or report["lost"]))
+    leaked = memory_after - memory_before > 256 << 20 or memory_stopped
+    return int(bool(wrong or orphans or leaked or report["lost"] or status != "ok"))
 
 
 if __name__ == "__main__":
