@@ -230,6 +230,21 @@ class Timing(_Reply):
     bound_by: str
     audited: Audited | None = None
 
+    @property
+    def credited(self) -> float:
+        """The speedup that counts: one whose interval holds 1 can't be told from none, so it counts for no more than 1."""
+        unclear = self.speedup_low is not None and self.speedup_low <= 1.0
+        return min(self.speedup, 1.0) if unclear else self.speedup
+
+    def credited_against(self, baseline: str) -> float | None:
+        """The same against another baseline, by the medians and their intervals; None where that was not timed."""
+        if baseline == "eager":
+            return self.credited
+        if (other := self.baselines.get(baseline)) is None or self.candidate.median_ms <= 0:
+            return None
+        ratio = other.median_ms / self.candidate.median_ms
+        return ratio if other.low_ms > self.candidate.high_ms else min(ratio, 1.0)
+
 
 class KernelTime(_Reply):
     """A kernel's share of the device time of one call; `own`: it is the candidate's."""
@@ -300,8 +315,8 @@ class EvaluationResult(_Reply):
 
     @property
     def speedup(self) -> float | None:
-        """Speedup against eager, or None where it was not measured."""
-        return self.timing.speedup if self.timing else None
+        """Speedup against eager as it counts (`Timing.credited`), or None where it was not measured."""
+        return self.timing.credited if self.timing else None
 
 
 class VerificationTask(_Request):

@@ -41,6 +41,8 @@ class WorkerSettings:
     isolation: Level = "strict"
     gpu: bool = False
     """It judges on GPUs, and so gets ready for that when it starts."""
+    device_share: float = 1.0
+    """Part of a GPU's memory that is one oracle's: those of a host use the same GPUs."""
     log_level: str = "WARNING"
     log_format: LogFormat = "text"
 
@@ -112,6 +114,7 @@ def oracle_command(descriptor: int, directory: Path, settings: WorkerSettings) -
         "threads": settings.threads,
         "isolation": settings.isolation,
         "gpu": settings.gpu,
+        "device_share": settings.device_share,
         "log_level": settings.log_level,
         "log_format": settings.log_format,
     }

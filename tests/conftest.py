@@ -26,12 +26,13 @@ _QUICK = {
 
 
 def _known_to_xla(flags: Iterable[str]) -> list[str]:
-    """Those of the flags that this version of jaxlib has: it ends the process at any other."""
+    """Those of the flags that this version of jaxlib has: it ends the process at any other. (Names alone stay in it longer than flags do; a
+    flag is a whole string of C.)"""
     path = Path(importlib.util.find_spec("jaxlib").origin).with_name("libjax_common.so")
     if not path.exists():
         return []
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as library:
-        return [flag for flag in flags if library.find(flag.encode()) >= 0]
+        return [flag for flag in flags if library.find(b"\0" + flag.encode() + b"\0") >= 0]
 
 
 if "xla_backend_optimization_level" not in os.environ.get("XLA_FLAGS", ""):

@@ -90,6 +90,12 @@ def fused_attention(
     return together[:, :, :group].reshape(b, n, h).astype(q.dtype)
 
 
+def _product(left: jax.Array, right: jax.Array, axis: int) -> jax.Array:
+    """`left`'s last axis with that axis of `right`, added up in float32 (the kernel language's own product is gone from newer versions)."""
+    dims = (((1,), (axis,)), ((), ()))
+    return jax.lax.dot_general(left, right, dims, precision=product_precision(left.dtype), preferred_element_type=jnp.float32)
+
+
 def _part(q_ref, k_ref, v_ref, length_ref, mixed_ref, largest_ref, total_ref, *, parts: int, slots: int, scale: float):
     """One part of one row's key head: values weighted by exp(score - largest), not yet divided by their total."""
     length = length_ref[()]
@@ -98,7 +104,6 @@ def _part(q_ref, k_ref, v_ref, length_ref, mixed_ref, largest_ref, total_ref, *,
     first = each * pl.program_id(2)
     last = jnp.minimum(first + each, blocks)
     q = q_ref[...]
-    precision = product_precision(q.dtype)
 
     def look(number, carry):
         mixed, largest, total = carry
@@ -109,10 +114,10 @@ def _part(q_ref, k_ref, v_ref, length_ref, mixed_ref, largest_ref, total_ref, *,
         inside = jnp.broadcast_to((at < slots)[:, None], (SLOTS, q.shape[1]))
         keys = plgpu.load(k_ref.at[here, :], mask=inside, other=0.0)
         values = plgpu.load(v_ref.at[here, :], mask=jnp.broadcast_to(real[:, None], inside.shape), other=0.0)
-        scores = jnp.where(real[None, :], pl.dot(q, keys, trans_b=True, precision=precision) * scale, MASKED)
+        scores = jnp.where(real[None, :], _product(q, keys, 1) * scale, MASKED)
         highest = jnp.maximum(largest, jnp.max(scores, axis=1))
         kept, weights = jnp.exp(largest - highest), jnp.exp(scores - highest[:, None])
-        mixed = kept[:, None] * mixed + pl.dot(weights.astype(values.dtype), values, precision=precision)
+        mixed = kept[:, None] * mixed + _product(weights.astype(values.dtype), values, 0)
         return mixed, highest, kept * total + jnp.sum(weights, axis=1)
 
     empty = jnp.zeros(q.shape, jnp.float32), jnp.full(q.shape[0], MASKED, jnp.float32), jnp.zeros(q.shape[0], jnp.float32)

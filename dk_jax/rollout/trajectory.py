@@ -25,7 +25,7 @@ class Verdict:
         outcome: one of the sandbox's outcome classes, or "no_kernel" when the message held no candidate to judge.
         stage: furthest stage reached (see STAGES).
         reward: the sandbox's total reward, 0 when not correct.
-        speedup: eager time / candidate time; 0 when not correct or not timed.
+        speedup: eager time / candidate time, no more than 1 where its interval holds 1; 0 when not correct or not timed.
         noisy: the speedup's interval straddles 1.
         coverage: share of device time in the candidate's own kernels, or None when not measured.
         feedback: short text for the next turn.
@@ -66,7 +66,7 @@ class Verdict:
             outcome=result.outcome,
             stage=result.stage,
             reward=float(result.reward.total),
-            speedup=float(result.timing.speedup) if ok and result.timing is not None else 0.0,
+            speedup=float(result.timing.credited) if ok and result.timing is not None else 0.0,
             noisy=bool(result.timing.noisy) if result.timing is not None else False,
             coverage=result.coverage,
             feedback=result.feedback,

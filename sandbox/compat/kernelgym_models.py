@@ -183,10 +183,10 @@ def response_of(request: EvaluationRequest, result: EvaluationResult) -> Evaluat
     found.correctness, found.decoy_kernel = right, result.outcome == "integrity"
     found.reference_runtime = found.kernel_runtime = found.speedup = 0.0
     if result.timing is not None:
-        own, eager = result.timing.candidate, result.timing.baselines["eager"]
-        base = result.timing.baselines.get(request.baseline, eager)
-        found.reference_runtime, found.kernel_runtime = base.median_ms, own.median_ms
-        found.speedup = result.timing.speedup * base.median_ms / eager.median_ms if right else 0.0
+        baseline = request.baseline if request.baseline in result.timing.baselines else "eager"
+        found.reference_runtime = result.timing.baselines[baseline].median_ms
+        found.kernel_runtime = result.timing.candidate.median_ms
+        found.speedup = result.timing.credited_against(baseline) if right else 0.0
     if result.outcome not in ("ok", "integrity"):
         found.error_code, found.error_message = _CODES[result.outcome], result.feedback
     found.metadata = _metadata(request, result)

@@ -97,6 +97,7 @@ def survey(wishes: Wishes) -> Survey:
             "threads": settings.threads,
             "isolation": settings.isolation,
             "gpu": any(device.startswith("cuda") for device in settings.devices),
+            "device_share": 1.0 / settings.workers,
             "log_level": settings.log_level,
             "log_format": settings.log_format,
         },

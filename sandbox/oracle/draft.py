@@ -21,7 +21,7 @@ from sandbox.protocol import (
     Timing,
     Trial,
 )
-from sandbox.verdict.reward import compile_speedup, reward
+from sandbox.verdict.reward import reward
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,8 +68,8 @@ class Draft:
                 options.reward,
                 correct=outcome == "ok",
                 coverage=self.coverage,
-                speedup=self.timing.speedup if self.timing and self.speed_rewarded else None,
-                compile_speedup=compile_speedup(self.timing),
+                speedup=self.timing.credited if self.timing and self.speed_rewarded else None,
+                compile_speedup=self.timing.credited_against("torch.compile") if self.timing else None,
                 blamed=outcome not in ("task_rejected", "cancelled"),
             )
             if outcome != "infra_error"

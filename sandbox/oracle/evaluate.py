@@ -36,7 +36,7 @@ from sandbox.oracle.idle import BaselineWatch
 from sandbox.oracle.loading import Loader
 from sandbox.oracle.own_time import check_own_code, own_time_of, rule
 from sandbox.oracle.reference import Reference, References, TaskRejected
-from sandbox.oracle.room import DeviceFull, crowded, lost, make_room
+from sandbox.oracle.room import DeviceFull, crowded, keep_to_part, lost, make_room
 from sandbox.oracle.steady import HANDING_OVER, Placement, steady
 from sandbox.oracle.trials import Trials
 from sandbox.oracle.turns import Turns
@@ -77,6 +77,7 @@ class Judge:
       on_stage: told of each stage reached.
       warm_references: how many references are kept running.
       isolation: level of every jail; the best that this host offers if None.
+      device_share: of a GPU's memory, what is this judge's (0 to 1).
     """
 
     def __init__(
@@ -90,8 +91,9 @@ class Judge:
         on_stage: Callable[[str, Stage], None] | None = None,
         warm_references: int = WARM_TASKS,
         isolation: Level | None = None,
+        device_share: float = 1.0,
     ):
-        self._scratch, self._store = scratch, store
+        self._scratch, self._store, self._device_share = scratch, store, device_share
         self._gate = gate or Gate()
         self._turns: dict[str, Turns] = {}
         self._loader = Loader(
@@ -249,6 +251,7 @@ class Judge:
     def _new_reference(self, job: Job) -> Reference:
         self._new_task = True
         make_room(job.task.device, self._give_up)
+        keep_to_part(job.task.device, self._references.give_up, self._device_share)
         return self._loader.reference(job)
 
     def _end(self, candidate: Runner, reference: Reference, error: BaseException | None) -> None:

@@ -1,22 +1,23 @@
 """Memory of a GPU that many processes share: kept free in time, and never held against the wrong one.
 
 References stay warm in processes of their own, several to an oracle, several oracles to a card, and a trainer may hold
-half of it. So an oracle gives up warm references while less than `RESERVE_SHARE` of the card is free, and a process
-that ran out of memory on a card that others have filled has not failed: its evaluation is repeated.
+half of it. So an oracle gives up warm references while it holds more than its part of the card, or less than `RESERVE_SHARE` of it
+is free, and a process that ran out of memory on a card that others have filled has not failed: its evaluation is repeated. (Free
+memory alone is no measure: twelve oracles that see as much of it at the same time all take it.)
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
 from sandbox.jail import nvml
 from sandbox.jail.device_cuda import memory_share, physical_index
-from sandbox.jail.processes import members
+from sandbox.jail.processes import members, watched_members
 
 RESERVE_SHARE = 0.1
-"""Share of the card that is kept free for the evaluation at hand."""
-CROWDED_BYTES = 4 << 30
-"""With less than this left, running out says nothing about who asks for a little."""
+"""Share of the card that is kept free for the evaluation at hand. With less left a moment after a process has run out of memory, that
+says nothing about one that asks for a little."""
 MODEST_SHARE = 0.25
 """Part of its allowance up to which a process is taken to ask for a little."""
 
@@ -53,6 +54,30 @@ def make_room(device: str, evict: Callable[[], bool]) -> None:
         pass
 
 
+def keep_to_part(device: str, evict: Callable[[], bool], part: float) -> None:
+    """Calls `evict` while this oracle, its process and all that descend from it, holds more than half of its part of the card, until
+    nothing is left to give up. The other half is for the evaluation that comes.
+
+    Args:
+      part: of what is not kept free, 0 to 1.
+
+    Raises:
+      NvmlError: the driver does not answer.
+    """
+    if not device.startswith("cuda") or part >= 1:
+        return
+    index = physical_index(device)
+    kept_bytes = part * (1 - RESERVE_SHARE) / 2 * nvml.gpu(index).total_bytes
+    while _held_bytes(index) > kept_bytes and evict():
+        pass
+
+
+def _held_bytes(index: int) -> int:
+    """Of the card's memory, by this process and its descendants."""
+    held = nvml.memory_by_process(index)
+    return sum(held.get(pid, 0) for pid in watched_members(os.getpid()))
+
+
 def crowded(device: str, supervisor: int | None = None) -> str | None:
     """Why running out of memory was not the doing of the jail of `supervisor` (of nobody in particular), or None.
 
@@ -62,7 +87,7 @@ def crowded(device: str, supervisor: int | None = None) -> str | None:
         return None
     index = physical_index(device)
     total_bytes, free_bytes = nvml.gpu(index).total_bytes, nvml.free_bytes(index)
-    if free_bytes >= CROWDED_BYTES:
+    if free_bytes >= RESERVE_SHARE * total_bytes:
         return None
     held = nvml.memory_by_process(index) if supervisor is not None else {}
     own_bytes = sum(held.get(pid, 0) for pid in members(supervisor)) if supervisor is not None else 0

@@ -21,10 +21,14 @@ log = logging.getLogger("sandbox.oracle")
 READY_S = 60.0
 CONNECTIONS_VARIABLE = "CUDA_DEVICE_MAX_CONNECTIONS"
 _SEVERAL_STREAMS = re.compile(
-    r"stream|graph|concurren|parallel|thread(ing|pool)|nccl|lstm|gru|rnn|linalg|cholesky|svd|eig|inverse|pinv|det\b|solve|\bqr\b|lu_", re.I
+    r"streamcreate|streamfrompool|streamperthread|(?<!current_)(?<!cuda)(?<!\)\.)stream\(|\bstreams\b"  # streams of its own
+    r"|graph|concurren|parallel|thread(?:ing|pool)|nccl"
+    r"|lstm|(?<![a-z])(?:gru|rnn)|linalg|cholesky|lstsq|solve|slogdet|(?<![a-z])(?:svd|eig(?!ht)|inverse|pinv|det\b|qr\b|lu_(?:factor|solve|unpack))",
+    re.I,
 )
-"""Words without which a source is taken to use one stream: its own streams, and the libraries (recurrent layers, linear algebra) that
-have streams of their own. To be wrong costs whoever has none of these words the overlap of its streams, and nobody else."""
+"""Words without which a source is taken to use one stream: those that make streams, and the libraries (recurrent layers, linear algebra)
+that have streams of their own. The stream that is current (`getCurrentCUDAStream`) is one, `weight` and `relu_` have nothing to do with
+eigenvalues and triangles. To be wrong costs whoever has none of these words the overlap of its streams, and nobody else."""
 
 
 def connections(*sources: str) -> dict[str, str]:

@@ -140,6 +140,7 @@ def main(arguments: list[str]) -> None:
         gate=BrokerGate(link),
         interrupt=(link.sock.fileno(), link.interrupt),
         on_stage=lambda job_id, stage: _send_stage(link, job_id, stage),
+        device_share=settings.get("device_share", 1.0),
     )
     try:
         judge.start(gpu=settings.get("gpu", False))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sandbox.protocol import Reward, RewardSpec, Timing
+from sandbox.protocol import Reward, RewardSpec
 
 MILESTONE_MARGIN = 0.05
 """A baseline is beaten where it takes more than 1 + this times as long."""
@@ -22,10 +22,10 @@ def reward(
     Args:
       spec: which rule, and its weights and cap of the speedup.
       correct: False makes every part 0, or the reward that of a failure.
-      speedup: against eager; None where there is no honest speed (not timed, an interpreter, too little
-        coverage).
+      speedup: against eager, as it counts (`Timing.credited`); None where there is no honest speed (not timed, an interpreter,
+        too little coverage).
       coverage: share of device time in the candidate's own kernels; None where it was not measured.
-      compile_speedup: against torch.compile; None where it was not measured.
+      compile_speedup: against torch.compile, likewise; None where it was not measured.
       blamed: whether a failure is the candidate's; a task that was rejected is not.
     """
     if spec.kind == "milestones":
@@ -38,14 +38,6 @@ def reward(
         "coverage": spec.w_coverage * coverage if coverage is not None else 0.0,
     }
     return Reward(total=sum(parts.values()), parts=parts)
-
-
-def compile_speedup(timing: Timing | None) -> float | None:
-    """Speedup against torch.compile by the medians (an audit that rules has slowed the candidate's), or None where it was not timed."""
-    if timing is None or "torch.compile" not in timing.baselines:
-        return None
-    own_ms = timing.candidate.median_ms
-    return timing.baselines["torch.compile"].median_ms / own_ms if own_ms > 0 else None
 
 
 def _milestones(correct: bool, speedup: float | None, compile_speedup: float | None, failure: float) -> Reward:

@@ -24,7 +24,7 @@ from dk_jax.skills.record import SkillDraft
 from dk_jax.train import setup
 from dk_jax.train.run import Run
 from sandbox.protocol import EvaluationResult, Span, Timing, VerificationArm, VerificationResult
-from sandbox.verdict.reward import compile_speedup, reward
+from sandbox.verdict.reward import reward
 
 RECIPES = ("davinci_8b", "davinci_14b", "drkernel_14b", "kevin_32b", "cuda_agent")
 LENGTH = 1024
@@ -79,7 +79,7 @@ class Client:
         spans = {name: Span(median_ms=ms, low_ms=ms, high_ms=ms, samples=9) for name, ms in times.items()}
         baselines = {name: spans[name] for name in options.baselines}
         timing = Timing(candidate=spans["candidate"], baselines=baselines, speedup=speedup, noisy=False, bound_by="wall")
-        earned = reward(options.reward, correct=True, speedup=speedup, coverage=coverage, compile_speedup=compile_speedup(timing))
+        earned = reward(options.reward, correct=True, speedup=speedup, coverage=coverage, compile_speedup=timing.credited_against("torch.compile"))
         return EvaluationResult(
             id="x", state="done", stage="timed", outcome="ok", timing=timing, coverage=coverage, feedback="", reward=earned
         )  # fmt: skip

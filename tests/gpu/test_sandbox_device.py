@@ -177,9 +177,10 @@ def test_device_memory_of_this_process_is_seen_from_outside(run):
     code = """
 device, _ = open_device()
 from sandbox.jail import nvml
+from sandbox.jail.device_cuda import physical_index
 keep = torch.empty(1 << 30, dtype=torch.int8, device="cuda:0")
 torch.cuda.synchronize()
-print(json.dumps(nvml.process_bytes(0, os.getpid())))
+print(json.dumps(nvml.process_bytes(physical_index("cuda:0"), os.getpid())))
 """
     seen = run(code)
     assert seen is not None and 1 << 30 < seen < 4 << 30

@@ -3,6 +3,7 @@
 import time
 
 from sandbox.jail import nvml
+from sandbox.jail.device_cuda import physical_index
 
 
 def still_works(judge, mark):
@@ -34,12 +35,12 @@ def test_too_large_an_allocation_is_out_of_memory(judge):
 
 def test_no_process_keeps_device_memory_after_its_evaluation(judge):
     still_works(judge, "nothing yet")  # the oracle and the warm reference have their contexts now
-    before_bytes = sum(nvml.memory_by_process(0).values())
+    before_bytes = sum(nvml.memory_by_process(physical_index("cuda:0")).values())
     judge("task_add", "add_hang", suffix="\n# again\n", check_s=5)
     still_works(judge, "a hang whose memory is looked at")
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:
-        more_bytes = sum(nvml.memory_by_process(0).values()) - before_bytes
+        more_bytes = sum(nvml.memory_by_process(physical_index("cuda:0")).values()) - before_bytes
         if more_bytes < 256 << 20:
             return
         time.sleep(0.5)

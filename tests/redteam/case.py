@@ -126,7 +126,7 @@ class RedTeam:
         return report
 
     def twin_speedup(self, case: Case) -> float | None:
-        """Speedup of the honest twin, the best of a few; None where `ok` is not among the outcomes."""
+        """What the honest twin's speed counts for, the best of a few; None where `ok` is not among the outcomes."""
         twin = twin_of(case.task, case.candidate)
         if twin is None or "ok" not in case.outcomes or case.options.timing == "none":
             return None
@@ -135,7 +135,7 @@ class RedTeam:
             results = [self.judge(twin.candidate, twin.task, TIMED) for _ in range(TRIES)]
             for result in results:
                 assert result.timing is not None, f"the honest twin is not timed: {text_of(result)}"
-            self._twins[key] = max(result.timing.speedup for result in results)
+            self._twins[key] = max(result.timing.credited for result in results)
         return self._twins[key]
 
     def canary(self) -> EvaluationResult:

@@ -185,13 +185,15 @@ def test_the_command_serves_over_tcp(server, tmp_path):
     pytest.fail("no port was free")
 
 
-SPAN = {"low_ms": 1.0, "high_ms": 9.0, "samples": 9}
+def spans(apart, **medians_ms):
+    return {name: Span(median_ms=ms, low_ms=ms - apart, high_ms=ms + apart, samples=9) for name, ms in medians_ms.items()}
 
 
-def verdict(outcome="ok", **more):
+def verdict(outcome="ok", apart=0.1, **more):
+    found = spans(apart, own=2.0, eager=6.0, compiled=3.0)
     timing = Timing(
-        candidate=Span(median_ms=2.0, **SPAN), baselines={"eager": Span(median_ms=6.0, **SPAN), "torch.compile": Span(median_ms=3.0, **SPAN)},
-        speedup=3.0, noisy=False, bound_by="runner span",
+        candidate=found["own"], baselines={"eager": found["eager"], "torch.compile": found["compiled"]},
+        speedup=3.0, speedup_low=(6.0 - apart) / (2.0 + apart), speedup_high=(6.0 + apart) / (2.0 - apart), noisy=False, bound_by="runner span",
     )  # fmt: skip
     kernels = [KernelTime(name="mine", share=0.75, ms=1.5, own=True), KernelTime(name="fill", share=0.25, ms=0.5)]
     return EvaluationResult(id="e", state="done", outcome=outcome, timing=timing, kernels=kernels, coverage=0.75, **more)
@@ -205,6 +207,8 @@ def test_speed_and_coverage_are_what_its_clients_compute_rewards_from():
     assert metadata["custom_kernel_cuda_time_in_profiling_us"] / metadata["total_kernel_run_time_in_profiling_us"] == 0.75
     compiled = response_of(EvaluationRequest(**payload("t", reference_backend="torch_compile")), verdict())
     assert (compiled.reference_runtime, compiled.speedup) == (3.0, 1.5)
+    unclear = response_of(EvaluationRequest(**payload("t", reference_backend="torch_compile")), verdict(apart=0.6))
+    assert (unclear.kernel_runtime, unclear.reference_runtime, unclear.speedup) == (2.0, 3.0, 1.0), "what is within noise earns nothing"
 
 
 def test_a_kernel_that_cheats_is_a_decoy():

@@ -37,7 +37,7 @@ def test_a_correct_kernel_is_timed_and_rewarded(sandbox, task):
     audited = timing.audited
     assert 0 < audited.candidate.low_ms <= audited.candidate.median_ms and audited.eager.median_ms > 0 and not audited.replayed
     assert result.coverage == 1.0
-    capped = min(timing.speedup, 6.0)
+    capped = min(timing.credited, 6.0)
     assert result.reward.total == pytest.approx(0.5 + 0.5 * capped + 0.5)
     assert math.isclose(sum(result.reward.parts.values()), result.reward.total)
     assert result.feedback.startswith("correct; ") and "eager" in result.feedback

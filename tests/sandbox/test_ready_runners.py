@@ -110,6 +110,15 @@ def test_each_evaluation_gets_the_environment_it_needs_and_one_of_another_kind_w
         ("self.layer = nn.LSTM(8, 8)", True),
         ("g = torch.cuda.CUDAGraph()", True),
         ("torch.linalg.inv(x)", True),
+        ("auto pool = at::cuda::getStreamFromPool();", True),
+        ("with torch.cuda.stream(side): y = x + 1", True),
+        ("torch.lu_solve(b, *torch.lu_factor(a)), torch.eig(a), torch.linalg.qr(a)", True),
+        ("torch.lu_factor(a)", True),
+        ("cudnn_rnn(x)", True),
+        ("cudaStream_t stream = at::cuda::getCurrentCUDAStream(); k<<<1, 32, 0, stream>>>(x);", False),
+        ("#include <c10/cuda/CUDAStream.h>\nk<<<1, 32, 0, c10::cuda::getCurrentCUDAStream().stream()>>>(x);", False),
+        ("stream = torch.cuda.current_stream()", False),
+        ("F.linear(x, self.weight).relu_(); gelu_kernel(x); sqrt(x); height = x.shape[-2]; eight = 8", False),
     ],
 )
 def test_one_hardware_queue_is_for_what_has_a_single_stream(source, several):

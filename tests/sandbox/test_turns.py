@@ -1,5 +1,6 @@
 """On a GPU an evaluation holds the device for the length of an order; memory that others took is nobody's failure."""
 
+import os
 from contextlib import contextmanager
 
 import pytest
@@ -127,6 +128,25 @@ def test_warm_references_are_given_up_until_enough_of_the_card_is_free(monkeypat
     room.make_room("cpu", lambda: pytest.fail("a CPU has none"))
 
 
+def test_an_oracle_gives_up_what_is_more_than_its_part_of_a_card_with_enough_free(monkeypatch):
+    """Twelve oracles with six warm references each had filled a card of 139 GiB between one look at its free memory and the next."""
+    held, given = {os.getpid(): 1 << 30, 7: 9 << 30, 8: 40 << 30}, []
+    Card(monkeypatch, 30, held)
+    monkeypatch.setattr(room, "watched_members", lambda pid: [pid, 7])
+
+    def evict():
+        given.append(1)
+        held[7] -= 2 << 30
+        return True
+
+    room.keep_to_part("cuda:0", evict, 1 / 12)
+    assert len(given) == 4 and held[7] == 1 << 30, "of 72 GiB six are one oracle's, and three for what it keeps"
+    held[7] = 30 << 30
+    room.keep_to_part("cuda:0", lambda: pytest.fail("it has the card to itself"), 1.0)
+    room.keep_to_part("cuda:0", lambda: False, 1 / 12)
+    room.keep_to_part("cpu", lambda: pytest.fail("a CPU has none"), 1 / 12)
+
+
 class FakeReference:
     def __init__(self, name):
         self.name, self.alive, self.closed = name, True, False
@@ -159,7 +179,7 @@ def out_of_memory(runner):
 
 
 @pytest.mark.parametrize(
-    ("free_gib", "own_gib", "excused"), [(1, 2, True), (1, 30, False), (6, 2, False), (6, 30, False)]
+    ("free_gib", "own_gib", "excused"), [(1, 2, True), (1, 30, False), (7.9, 2, True), (8.1, 2, False), (8.1, 30, False)]
 )
 def test_only_a_modest_process_on_a_crowded_card_is_excused(monkeypatch, free_gib, own_gib, excused):
     Card(monkeypatch, free_gib, {7: own_gib << 30})
@@ -200,7 +220,7 @@ def test_a_reference_that_found_no_room_is_made_again_once_the_warm_ones_are_gon
     judge._loader = loader = FullDevice(times)
     warm = FakeReference("warm")
     judge._references.get(task.model_copy(update={"reference": "# other"}), lambda: warm)
-    monkeypatch.setattr(room, "RESERVE_SHARE", 0.0)
+    monkeypatch.setattr("sandbox.oracle.evaluate.make_room", lambda *more: None)  # all looked free enough
     job = Job(
         id="a", task=task.model_copy(update={"device": "cuda:0"}), candidate=kernel(GOOD_BODY), options=Options()
     )

@@ -12,7 +12,7 @@ from sandbox.oracle.draft import Draft, Job
 from sandbox.protocol import Candidate, Options, RewardSpec, Span, TaskSpec, Timing
 from sandbox.verdict import feedback
 from sandbox.verdict.correctness import Tolerance, compare, reference_problem
-from sandbox.verdict.reward import compile_speedup, reward
+from sandbox.verdict.reward import reward
 from sandbox.verdict.timing import believed_ms, hidden_ms, median_interval, speedup, undisturbed
 
 DEFAULT = Tolerance()
@@ -164,12 +164,28 @@ def test_a_failure_costs_a_milestone_only_where_it_is_the_candidates(outcome, to
     assert Draft(job=job, timing=fast).result(outcome, "").reward.total == total
 
 
-def test_the_speedup_over_torch_compile_is_that_of_the_medians():
+def test_the_speedup_over_torch_compile_is_that_of_the_medians_and_within_noise_no_more_than_1():
     plain = timing(2.0, 3.0)
-    assert compile_speedup(None) is None and compile_speedup(plain) is None
-    compiled = plain.candidate.model_copy(update={"median_ms": 2.2})
-    both = plain.model_copy(update={"baselines": {**plain.baselines, "torch.compile": compiled}})
-    assert compile_speedup(both) == pytest.approx(1.1)
+    assert plain.credited_against("torch.compile") is None and plain.credited_against("eager") == 1.5
+
+    def against(low_ms):
+        compiled = Span(median_ms=2.2, low_ms=low_ms, high_ms=2.4, samples=9)
+        return plain.model_copy(update={"baselines": {**plain.baselines, "torch.compile": compiled}}).credited_against("torch.compile")
+
+    assert against(2.1) == pytest.approx(1.1) and against(2.0) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("speedup", "low", "credited"), [(1.28, 0.72, 1.0), (1.28, 1.0, 1.0), (1.28, 1.01, 1.28), (0.8, 0.6, 0.8), (5.0, None, 5.0)]
+)
+def test_a_speedup_that_cannot_be_told_from_none_earns_none(speedup, low, credited):
+    """A kernel of two microseconds that states shorter spans, down to those of the shortest launch, was credited with 1.28x."""
+    found = timing(1.0, speedup).model_copy(update={"speedup_low": low, "noisy": True})
+    assert found.credited == credited
+    job = Job(id="a", task=TaskSpec(reference="x"), candidate=Candidate(source="x", language="cuda"), options=Options())
+    result = Draft(job=job, timing=found, coverage=1.0).result("ok", "")
+    assert result.speedup == credited and result.timing.speedup == speedup
+    assert result.reward.total == pytest.approx(1.0 + 0.5 * credited)
 
 
 def timing(candidate_ms, eager_ms, noisy=False):
