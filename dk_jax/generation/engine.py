@@ -17,6 +17,7 @@ meanwhile, or the parameters have changed, its tokens are fed once more (`Counts
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -26,7 +27,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from dk_jax.generation.implementation import fastest_attention
+from dk_jax.generation.implementation import fastest_attention, fastest_prompts, least_rows
 from dk_jax.generation.jobs import Counts, Job, leave, make_job, rows_at_rest
 from dk_jax.generation.kv_cache import KVCache
 from dk_jax.generation.programs import Cache, Programs, Rows
@@ -52,6 +53,7 @@ class Engine:
     """
 
     def __init__(self, static: Static, config: EngineConfig, programs: Programs | None = None, device: Any = None):
+        config = dataclasses.replace(config, rows=max(config.rows, least_rows(device)))
         self.config, self._static, self._device = config, static, device
         self.programs = programs or make_programs(static, config)
         share = row_share(self.programs.kv.mesh)
@@ -306,10 +308,11 @@ class Engine:
             by_window.setdefault(self.config.window(length + 1), []).append((source, target))
         for window, pairs in sorted(by_window.items()):
             for first in range(0, len(pairs), width):
-                source, target = np.zeros(width, np.int32), np.full(width, self.config.rows, np.int32)
-                for i, pair in enumerate(pairs[first : first + width]):
+                source, target = np.zeros(width, np.int32), np.zeros(width, np.int32)
+                some = pairs[first : first + width]
+                for i, pair in enumerate(some):
                     source[i], target[i] = pair
-                self._cache = self.programs.copy(self._cache, source, target, window=window)
+                self._cache = self.programs.copy(self._cache, source, target, np.int32(len(some)), window=window)
         self.counts.copied += len(copies)
 
     def _make_slots(self) -> None:
@@ -374,5 +377,8 @@ def make_programs(static: Static, config: EngineConfig, mesh: Mesh | None = None
         mesh = None
     if mesh is not None:
         check_mesh(static.cfg, mesh)
-    attention = fastest_attention(static.cfg, config, mesh) if config.attention == "auto" else config.attention
-    return Programs(static, KVCache(static.cfg, attention, mesh=mesh), eos_id=config.eos_id, stops=config.stops, block=config.block)
+    attention, prompts = config.attention, "xla"
+    if attention == "auto":
+        attention, prompts = fastest_attention(static.cfg, config, mesh), fastest_prompts(static.cfg, config, mesh)
+    kv = KVCache(static.cfg, attention, mesh=mesh, prompts=prompts)
+    return Programs(static, kv, eos_id=config.eos_id, stops=config.stops, block=config.block)

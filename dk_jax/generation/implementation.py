@@ -6,6 +6,7 @@ import dataclasses
 import logging
 import statistics
 import time
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -78,10 +79,41 @@ def seconds_of(kv: KVCache, config: EngineConfig) -> float:
 
         return jax.lax.fori_loop(0, REPEATS, step, (q, pair))
 
-    run = jax.jit(steps, donate_argnums=1)
+    return _timed(jax.jit(steps, donate_argnums=1), q, pair) / REPEATS
+
+
+def fastest_prompts(cfg: BackboneConfig, config: EngineConfig, mesh: Mesh | None = None, platform: str | None = None) -> Literal["xla", "cudnn"]:
+    """How first chunks of prompts are attended in, see `KVCache.prompts`: what is fastest for the largest of them."""
+    if (platform or jax.default_backend()) != "gpu" or cfg.compute_dtype != "bfloat16" or cfg.shifted_kv_heads or mesh is not None:
+        return "xla"
+    chunk = min(config.chunks[-1], config.all_slots)
+    rows, rng = config.width(chunk), np.random.default_rng(0)
+    q, k, v = (jnp.asarray(rng.standard_normal((rows, chunk, n, cfg.head_dim)), cfg.dtype) for n in (cfg.n_heads, *(cfg.n_kv_heads,) * 2))
+    counts, found = jnp.full(rows, chunk, jnp.int32), {}
+    for name in ("cudnn", "xla"):
+        kv = KVCache(cfg, "heads", prompts=name)
+        try:
+            found[name] = _timed(jax.jit(lambda q, pair, kv=kv: (kv.attend_first(q, *pair, counts), pair)), q, (k, v))
+        except Exception as error:  # as above
+            if name == "xla":
+                raise
+            log.warning("cuDNN does not attend in prompts (%s: %s)", type(error).__name__, str(error).splitlines()[:1])
+    said = ", ".join(f"{name} {1e6 * seconds:.0f} us" for name, seconds in sorted(found.items(), key=lambda item: item[1]))
+    log.info("attention of first chunks, one layer, %d of %d tokens: %s", rows, chunk, said)
+    return min(found, key=found.get)
+
+
+def least_rows(device: Any = None) -> int:
+    """Rows of the smallest batch that the device (the default one's kind if None) does well. On a GPU two: XLA takes the product of a
+    single row with a matrix as a multiplication, whose result it writes down, and a sum."""
+    return 2 if (device.platform if device is not None else jax.default_backend()) in ("gpu", "cuda") else 1
+
+
+def _timed(run, q, pair) -> float:
+    """Median seconds of `q, pair = run(q, pair)`, after one that compiles."""
     seconds = []
     for _ in range(1 + ROUNDS):
         start = time.perf_counter()
         q, pair = jax.block_until_ready(run(q, pair))
         seconds.append(time.perf_counter() - start)
-    return statistics.median(seconds[1:]) / REPEATS
+    return statistics.median(seconds[1:])

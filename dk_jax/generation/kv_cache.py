@@ -8,6 +8,9 @@ layout that it wants:
     "fused"     as "heads"                               our kernel (`dk_jax.models.decode_attention`): reads what a row has, NVIDIA only
     "cudnn"     keys and values [B, S, K, H]             cuDNN's kernel: NVIDIA and bfloat16 only
 
+The first chunk of a prompt sees nothing but itself: it may be attended in as in training (`KVCache.prompts`), without all scores in memory
+and without a look at the cache. Later chunks look at the cache by XLA in any case.
+
 Writes to a slot at or beyond S are dropped, which is how padding and finished rows are kept out. The model's shifted heads (the last
 ones, see `BackboneConfig.shifted_kv_heads`) have their keys one slot ahead.
 """
@@ -24,7 +27,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int
 
-from dk_jax.models.attention import masked_softmax
+from dk_jax.models.attention import causal_attention, masked_softmax
 from dk_jax.models.config import BackboneConfig
 from dk_jax.models.decode_attention import fused_attention
 from dk_jax.models.layers import product_precision
@@ -39,8 +42,9 @@ _LETTERS = "bksh"
 
 @dataclasses.dataclass(frozen=True)
 class KVCache:
-    """What is done with a layer's pair. `interpret` has the fused kernel run anywhere, slowly. `mesh`: devices that rows and key/value
-    heads are spread over (`dk_jax.models.sharding`), if they are more than one.
+    """What is done with a layer's pair. `prompts`: how first chunks are attended in, "xla" (like later ones), "blocks" or "cudnn" (as
+    `dk_jax.models.attention` has them; no shifted heads). `interpret` has the fused kernel run anywhere, slowly. `mesh`: devices that rows
+    and key/value heads are spread over (`dk_jax.models.sharding`), if they are more than one.
 
     Raises:
       ValueError: an implementation that cannot do this model.
@@ -50,8 +54,15 @@ class KVCache:
     attention: Attention
     interpret: bool = False
     mesh: Mesh | None = None
+    prompts: Literal["xla", "blocks", "cudnn"] = "xla"
 
     def __post_init__(self):
+        if self.prompts not in ("xla", "blocks", "cudnn"):
+            raise ValueError(f"prompts is {self.prompts!r}; choose 'xla', 'blocks' or 'cudnn'")
+        if self.prompts != "xla" and (self.cfg.shifted_kv_heads or self.mesh is not None):
+            raise ValueError(f"prompts {self.prompts!r} needs a model without shifted heads, and a single device")
+        if self.prompts == "cudnn" and self.cfg.compute_dtype != "bfloat16":
+            raise ValueError(f"prompts 'cudnn' needs bfloat16; compute_dtype is {self.cfg.compute_dtype}")
         if self.attention not in get_args(Attention):
             raise ValueError(f"attention is {self.attention!r}; choose one of {get_args(Attention)}")
         if self.attention == "cudnn" and self.cfg.compute_dtype != "bfloat16":
@@ -124,8 +135,24 @@ class KVCache:
         near = tuple(self._beginning(which, array, window)[rows] for which, array in enumerate(pair))
         return self._look(q.reshape(b, t, self.cfg.n_kv_heads, -1, h), near, positions, "btkgh", "bkgts").reshape(b, t, n, h)
 
-    def copy(self, pair: Pair, source: Int[Array, " n"], target: Int[Array, " n"], window: int) -> Pair:
-        """Copies the first `window` slots of rows to other rows; a target beyond B takes nothing."""
+    def attend_first(
+        self, q: Float[Array, "b T N H"], k: Float[Array, "b T K H"], v: Float[Array, "b T K H"], counts: Int[Array, " b"]
+    ) -> Float[Array, "b T N H"]:
+        """Queries of rows whose first `counts` tokens these are look at each other."""
+        return causal_attention(q, k, v, counts, self.prompts)
+
+    def copy(self, pair: Pair, source: Int[Array, ""], target: Int[Array, ""], window: int) -> Pair:
+        """Copies the first `window` slots of a row to another one."""
+
+        def moved(which: int, array: Array) -> Array:
+            rest = (0,) * (array.ndim - 1)
+            sizes = [1 if axis == 0 else window if axis == 2 else array.shape[i] for i, axis in enumerate(_AXES[self.attention][which])]
+            return jax.lax.dynamic_update_slice(array, jax.lax.dynamic_slice(array, (source, *rest), sizes), (target, *rest))
+
+        return tuple(moved(which, array) for which, array in enumerate(pair))
+
+    def copy_spread(self, pair: Pair, source: Int[Array, " n"], target: Int[Array, " n"], window: int) -> Pair:
+        """The same for several rows at once, whose devices each look for their own; a target beyond B takes nothing."""
         return tuple(
             array.at[(target, *self._first(which, window))].set(self._beginning(which, array, window)[source], mode="drop")
             for which, array in enumerate(pair)

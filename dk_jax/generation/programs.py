@@ -76,8 +76,9 @@ class Programs:
         self._weights_of: Params | None = None
         self._weights: Params | None = None
         self.whole = None if kv.mesh is None else NamedSharding(kv.mesh, PartitionSpec())
-        self._unstack = self._jit(lambda params: unstack_for_decode(static, params))
-        self._chunk = self._jit(self._feed_chunk, kv.sharding, donate_argnums=1, static_argnames="window")
+        self._joined = kv.mesh is None  # joined, heads that belong on one device would be cut apart
+        self._unstack = self._jit(lambda params: unstack_for_decode(static, params, self._joined))
+        self._chunk = self._jit(self._feed_chunk, kv.sharding, donate_argnums=1, static_argnames=("window", "first"))
         self._copy = self._jit(self._copy_rows, kv.sharding, donate_argnums=0, static_argnames="window")
         self._grow = self._jit(lambda cache, slots: [kv.grow(pair, slots) for pair in cache], kv.sharding, static_argnums=1)
         outputs = None if kv.mesh is None else (kv.sharding, self.whole, self.whole)
@@ -102,15 +103,17 @@ class Programs:
 
         Args:
           rows: int32 [w], rows of the batch; one beyond B is nobody.
-          tokens: int32 [w, C]. starts: int32 [w], positions of each row's first. counts: int32 [w], how many are real.
+          tokens: int32 [w, C]. starts: int32 [w], NumPy's: positions of each row's first. counts: int32 [w], how many are real.
           window: bounds all positions.
         """
-        sizes = ("feed", *tokens.shape, window, self._shape(cache))
-        return self._once(sizes, self._chunk)(weights, cache, rows, tokens, starts, counts, window=window)
+        first = self.kv.prompts != "xla" and window == tokens.shape[1] and not starts.any()
+        sizes = ("feed", *tokens.shape, window, first, self._shape(cache))
+        return self._once(sizes, self._chunk)(weights, cache, rows, tokens, starts, counts, window=window, first=first)
 
-    def copy(self, cache: Cache, source, target, *, window: int) -> Cache:
-        """Copies the first `window` slots of rows `source` to rows `target`, int32 [n] each; a target beyond B is nobody."""
-        return self._once(("copy", len(source), window, self._shape(cache)), self._copy)(cache, source, target, window=window)
+    def copy(self, cache: Cache, source, target, count, *, window: int) -> Cache:
+        """Copies the first `window` slots of rows `source` to rows `target`, int32 [n] each, of which the first `count` (int32) are
+        real."""
+        return self._once(("copy", len(source), window, self._shape(cache)), self._copy)(cache, source, target, count, window=window)
 
     def grow(self, cache: Cache, slots: int) -> Cache:
         """The cache with more slots."""
@@ -124,6 +127,10 @@ class Programs:
     def _shape(cache: Cache) -> tuple[int, ...]:
         return cache[0][0].shape
 
+    @staticmethod
+    def _rows_of(cache: Cache) -> int:
+        return cache[0][0].shape[0]
+
     def _layers(self, weights: Params, cache: Cache, tokens, positions, slots, rows, look) -> tuple[Array, Cache]:
         """Through all layers: writes each one's keys and values, then lets the queries `look` at them."""
         static = self._static
@@ -135,21 +142,29 @@ class Programs:
 
             def attend(q, k, v, pair=pair):
                 pair = self.kv.write(pair, k, v, rows, slots)
-                return look(q, pair), pair
+                return look(q, k, v, pair), pair
 
-            x, pair = static.layer(layer)(x, ropes[0], attend, ropes[1])
+            x, pair = static.layer(layer, self._joined)(x, ropes[0], attend, ropes[1])
             updated.append(pair)
         return ends.final_norm(x), updated
 
-    def _feed_chunk(self, weights, cache, rows, tokens, starts, counts, *, window):
+    def _feed_chunk(self, weights, cache, rows, tokens, starts, counts, *, window, first):
         at = jnp.arange(tokens.shape[1])
         positions = starts[:, None] + at
         slots = jnp.where(at < counts[:, None], positions, self.kv.slots(cache[0]) + 1)
-        look = lambda q, pair: self.kv.attend_chunk(q, pair, rows, positions, window)  # noqa: E731
+
+        def look(q, k, v, pair):
+            return self.kv.attend_first(q, k, v, counts) if first else self.kv.attend_chunk(q, pair, rows, positions, window)
+
         return self._layers(weights, cache, tokens, positions, slots, rows, look)[1]
 
-    def _copy_rows(self, cache, source, target, *, window):
-        return [self.kv.copy(pair, source, target, window) for pair in cache]
+    def _copy_rows(self, cache, source, target, count, *, window):
+        if self.kv.mesh is not None:  # a slice of rows that lie on several devices would bring all of them to each
+            target = jnp.where(jnp.arange(len(target)) < count, target, self._rows_of(cache))
+            return [self.kv.copy_spread(pair, source, target, window) for pair in cache]
+        # One after the other: the source stays in the device's cache, and nothing is written but the targets.
+        one = lambda i, cache: [self.kv.copy(pair, source[i], target[i], window) for pair in cache]  # noqa: E731
+        return jax.lax.fori_loop(0, count, one, cache)
 
     def _decode_block(self, weights, cache, rows: Rows, enough, *, filtered):
         static, n_rows = self._static, rows.token.shape[0]
@@ -159,7 +174,7 @@ class Programs:
         def step(carry):
             number, cache, rows, block = carry
             slots = jnp.where(rows.done, beyond, rows.position)[:, None]
-            look = lambda q, pair: self.kv.attend(q, pair, rows.position)  # noqa: E731
+            look = lambda q, k, v, pair: self.kv.attend(q, pair, rows.position)  # noqa: E731
             hidden, cache = self._layers(weights, cache, rows.token[:, None], rows.position[:, None], slots, everyone, look)
             scores = logits(static, weights, hidden, rows.agent)[:, 0]
             chosen, logp_sample, logp_model = choose_tokens(scores, rows.key, rows.step, rows.draw, filtered)

@@ -17,7 +17,7 @@ class EngineConfig:
     Attributes:
       eos_id: the token that ends a sample; it is part of the sample.
       stops: further token sequences that end one; they are part of it too.
-      rows: samples decoded at once (B).
+      rows: samples decoded at once (B); an engine makes it what its device does well (`dk_jax.generation.implementation.least_rows`).
       max_length_tokens: most tokens of prompts and samples of a row together (slots of its cache).
       block: decode steps between two looks from the host.
       chunks: sizes, ascending, in which prompts are fed; a piece of a prompt takes the smallest that holds it, or the largest.

@@ -31,16 +31,32 @@ from dk_jax.models.layers import Linear, RMSNorm, Table, rope_angles, rotate
 Params = dict[str, Any]
 
 
-class Attention(nnx.Module):
-    """The four projections around attention, with Qwen3's norms on query and key heads and, on some, shifted keys."""
+JOINED = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}
+"""Projections of the same input that generation takes as one product, its outputs side by side."""
 
-    def __init__(self, cfg: BackboneConfig, rngs: nnx.Rngs):
-        self.q = Linear(cfg, "q", cfg.d_model, cfg.n_heads * cfg.head_dim, rngs)
-        self.k = Linear(cfg, "k", cfg.d_model, cfg.n_kv_heads * cfg.head_dim, rngs)
-        self.v = Linear(cfg, "v", cfg.d_model, cfg.n_kv_heads * cfg.head_dim, rngs)
+
+def joins(cfg: BackboneConfig, name: str) -> bool:
+    """Whether a product of `JOINED` takes the place of its parts in generation: not where one of them has a LoRA branch."""
+    return not (cfg.lora_rank and set(JOINED[name]) & set(cfg.lora_targets))
+
+
+class Attention(nnx.Module):
+    """The four projections around attention, with Qwen3's norms on query and key heads and, on some, shifted keys. `joined`: see `JOINED`."""
+
+    def __init__(self, cfg: BackboneConfig, rngs: nnx.Rngs, joined: bool = False):
+        self.sizes = (cfg.n_heads, cfg.n_kv_heads, cfg.n_kv_heads)
+        self.joined = joined and joins(cfg, "qkv")
+        if self.joined:
+            self.qkv = Linear(cfg, "qkv", cfg.d_model, sum(self.sizes) * cfg.head_dim, rngs)
+        else:
+            self.q, self.k, self.v = (
+                Linear(cfg, name, cfg.d_model, n * cfg.head_dim, rngs) for name, n in zip(JOINED["qkv"], self.sizes, strict=True)
+            )
         self.o = Linear(cfg, "o", cfg.n_heads * cfg.head_dim, cfg.d_model, rngs, scale=(2 * cfg.n_layers) ** -0.5)
         self.normed = cfg.family == "qwen3"
-        if self.normed:
+        if self.normed and self.joined:
+            self.qk_norm = RMSNorm(cfg, sum(self.sizes[:2]), cfg.head_dim)
+        elif self.normed:
             self.q_norm = RMSNorm(cfg, cfg.head_dim)
             self.k_norm = RMSNorm(cfg, cfg.head_dim)
         self.head_dim = cfg.head_dim
@@ -49,9 +65,16 @@ class Attention(nnx.Module):
     def __call__(self, x, rope, attend, next_rope=None):
         """`next_rope`: angles of the positions after the tokens', for shifted keys that are to be the next token's each."""
         heads = (*x.shape[:-1], -1, self.head_dim)
-        q, k, v = (project(x).reshape(heads) for project in (self.q, self.k, self.v))
-        if self.normed:
-            q, k = self.q_norm(q), self.k_norm(k)
+        if self.joined:
+            n, both = self.sizes[0], sum(self.sizes[:2])
+            of_all = self.qkv(x).reshape(heads)
+            qk, v = of_all[..., :both, :], of_all[..., both:, :]
+            qk = self.qk_norm(qk) if self.normed else qk
+            q, k = qk[..., :n, :], qk[..., n:, :]
+        else:
+            q, k, v = (project(x).reshape(heads) for project in (self.q, self.k, self.v))
+            if self.normed:
+                q, k = self.q_norm(q), self.k_norm(k)
         own, shifted = k[:, :, : self.own], k[:, :, self.own :]
         if next_rope is None:
             shifted = jnp.pad(shifted, ((0, 0), (1, 0), (0, 0), (0, 0)))[:, :-1]
@@ -63,25 +86,29 @@ class Attention(nnx.Module):
 
 
 class MLP(nnx.Module):
-    """down(silu(gate(x)) * up(x))."""
+    """down(silu(gate(x)) * up(x)). `joined`: see `JOINED`."""
 
-    def __init__(self, cfg: BackboneConfig, rngs: nnx.Rngs):
-        self.gate = Linear(cfg, "gate", cfg.d_model, cfg.d_ff, rngs)
-        self.up = Linear(cfg, "up", cfg.d_model, cfg.d_ff, rngs)
+    def __init__(self, cfg: BackboneConfig, rngs: nnx.Rngs, joined: bool = False):
+        self.joined = joined and joins(cfg, "gate_up")
+        if self.joined:
+            self.gate_up = Linear(cfg, "gate_up", cfg.d_model, 2 * cfg.d_ff, rngs)
+        else:
+            self.gate, self.up = (Linear(cfg, name, cfg.d_model, cfg.d_ff, rngs) for name in JOINED["gate_up"])
         self.down = Linear(cfg, "down", cfg.d_ff, cfg.d_model, rngs, scale=(2 * cfg.n_layers) ** -0.5)
 
     def __call__(self, x):
-        return self.down(nnx.silu(self.gate(x)) * self.up(x))
+        gate, up = jnp.split(self.gate_up(x), 2, axis=-1) if self.joined else (self.gate(x), self.up(x))
+        return self.down(nnx.silu(gate) * up)
 
 
 class Block(nnx.Module):
     """One layer. `attend(q, k, v) -> (mixed, kept)` decides what queries see and what is kept for later."""
 
-    def __init__(self, cfg: BackboneConfig, rngs: nnx.Rngs):
+    def __init__(self, cfg: BackboneConfig, rngs: nnx.Rngs, joined: bool = False):
         self.attention_norm = RMSNorm(cfg, cfg.d_model)
-        self.attention = Attention(cfg, rngs)
+        self.attention = Attention(cfg, rngs, joined)
         self.mlp_norm = RMSNorm(cfg, cfg.d_model)
-        self.mlp = MLP(cfg, rngs)
+        self.mlp = MLP(cfg, rngs, joined)
 
     def __call__(self, x, rope, attend, next_rope=None):
         mixed, kept = self.attention(self.attention_norm(x), rope, attend, next_rope)
@@ -125,14 +152,15 @@ class Static:
     cfg: BackboneConfig
     ends_graph: nnx.GraphDef = dataclasses.field(compare=False, repr=False)
     layer_graph: nnx.GraphDef = dataclasses.field(compare=False, repr=False)
+    joined_graph: nnx.GraphDef = dataclasses.field(compare=False, repr=False)
 
     def ends(self, params: Params) -> Ends:
         """The modules around the layers, holding these parameters."""
         return nnx.merge(self.ends_graph, {name: part for name, part in params.items() if name != "layers"})
 
-    def layer(self, layer_params: Params) -> Block:
-        """One block, holding one layer's parameters (no leading axis)."""
-        return nnx.merge(self.layer_graph, layer_params)
+    def layer(self, layer_params: Params, joined: bool = False) -> Block:
+        """One block, holding one layer's parameters (no leading axis); `joined`: as `unstack_for_decode` has joined them."""
+        return nnx.merge(self.joined_graph if joined else self.layer_graph, layer_params)
 
 
 def abstract_backbone(cfg: BackboneConfig) -> tuple[Static, Params]:
@@ -140,7 +168,8 @@ def abstract_backbone(cfg: BackboneConfig) -> tuple[Static, Params]:
     model = nnx.eval_shape(lambda: Backbone(cfg, nnx.Rngs(0)))
     ends_graph, _ = nnx.split(nnx.eval_shape(lambda: Ends(cfg, nnx.Rngs(0))))
     layer_graph, _ = nnx.split(model.layers)
-    return Static(cfg, ends_graph, layer_graph), nnx.to_pure_dict(nnx.state(model))
+    joined_graph, _ = nnx.split(nnx.eval_shape(lambda: Block(cfg, nnx.Rngs(0), joined=True)))
+    return Static(cfg, ends_graph, layer_graph, joined_graph), nnx.to_pure_dict(nnx.state(model))
 
 
 def build_backbone(cfg: BackboneConfig, key: Array) -> tuple[Static, Params]:
@@ -192,11 +221,15 @@ def hidden_states(
     return jnp.where(real[..., None], ends.final_norm(x), 0)
 
 
-def unstack_for_decode(static: Static, params: Params) -> Params:
+def unstack_for_decode(static: Static, params: Params, joined: bool = False) -> Params:
     """Parameters as generation wants them: "layers" a list of L dicts, weights in the compute dtype.
 
     Casting once a call rather than once a token halves the bytes that a bfloat16 step reads. LoRA stays a
     branch of its own: folded into bfloat16 weights, small updates would be rounded away.
+
+    Args:
+        joined: put the products of `JOINED` in the place of their parts, for `Static.layer` with the same. (XLA does that by itself,
+            anew in every block of steps, and keeps both forms meanwhile.)
     """
 
     def cast(path, leaf):
@@ -204,7 +237,24 @@ def unstack_for_decode(static: Static, params: Params) -> Params:
 
     params = jax.tree_util.tree_map_with_path(cast, params)
     layers = [jax.tree.map(lambda leaf, i=i: leaf[i], params["layers"]) for i in range(static.cfg.n_layers)]
+    if joined:
+        layers = [
+            {**layer, "attention": _join(static.cfg, "qkv", layer["attention"]), "mlp": _join(static.cfg, "gate_up", layer["mlp"])}
+            for layer in layers
+        ]
     return {**params, "layers": layers}
+
+
+def _join(cfg: BackboneConfig, name: str, part: Params) -> Params:
+    """A module's parameters with one matrix in the place of those it is joined from."""
+    if not joins(cfg, name):
+        return part
+    kernel = jnp.concatenate([part[one]["kernel"] for one in JOINED[name]], axis=-1)
+    rest = {key: value for key, value in part.items() if key not in JOINED[name]}
+    if name == "qkv" and "q_norm" in rest:
+        heads = {"q_norm": cfg.n_heads, "k_norm": cfg.n_kv_heads}
+        rest["qk_norm"] = {"scale": jnp.concatenate([jnp.tile(rest.pop(norm)["scale"], (n, 1)) for norm, n in heads.items()])}
+    return {**rest, name: {"kernel": kernel}}
 
 
 def logits(

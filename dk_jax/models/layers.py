@@ -39,10 +39,10 @@ class Linear(nnx.Module):
 
 
 class RMSNorm(nnx.Module):
-    """x / rms(x) * scale over the last axis, in float32, returned in the compute dtype."""
+    """x / rms(x) * scale over the last axis, in float32, returned in the compute dtype. `shape`: of the scale, its last axis x's."""
 
-    def __init__(self, cfg: BackboneConfig, width: int):
-        self.scale = nnx.Param(jnp.ones((width,), cfg.param_dtype))
+    def __init__(self, cfg: BackboneConfig, *shape: int):
+        self.scale = nnx.Param(jnp.ones(shape, cfg.param_dtype))
         self.eps = cfg.norm_eps
         self.dtype = cfg.dtype
 

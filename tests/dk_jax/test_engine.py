@@ -12,12 +12,14 @@ import pytest
 
 from dk_jax.generation import Drawing, Engine, EngineConfig, Request, implementation
 from dk_jax.generation.engine import make_programs
-from dk_jax.generation.implementation import fastest_attention
+from dk_jax.generation.implementation import fastest_attention, fastest_prompts
 from dk_jax.generation.kv_cache import KVCache
 from dk_jax.generation.programs import Programs
 from dk_jax.generation.sizes import count_weights
 from dk_jax.models import BackboneConfig, token_log_probs
+from dk_jax.models.backbone import unstack_for_decode
 from dk_jax.models.decode_attention import fused_attention
+from dk_jax.models.layers import rope_angles
 from tests.dk_jax.filled import filled_backbone
 
 EOS = 2
@@ -338,6 +340,57 @@ class TestAttention:
         fused = Engine(backbone(cfg)[0], config, mine).run(backbone(cfg)[1], some)
         for one, sample in zip(some, fused, strict=True):
             agrees(one.tokens, sample, one.agent, cfg)
+
+    def test_first_chunks_that_look_at_themselves_alone_are_the_trainers(self):
+        cfg = dataclasses.replace(CFG, shifted_kv_heads=0)
+        mine = Programs(backbone(cfg)[0], KVCache(cfg, "columns", prompts="blocks"), eos_id=EOS, stops=(), block=4)
+        some = requests(prompts([1, 2, 9, 17, 40, 5, 21, 9]), new=5)
+        got = Engine(backbone(cfg)[0], SIZES, mine).run(backbone(cfg)[1], some)
+        for one, sample in zip(some, got, strict=True):
+            agrees(one.tokens, sample, one.agent, cfg)
+        fed = [sizes[4] for sizes in mine._seen if sizes[0] == "feed"]
+        assert True in fed and False in fed, "prompts of several chunks go on by looking at the cache"
+
+    def test_a_joined_product_is_in_the_place_of_its_parts_where_none_has_lora(self):
+        static, params = backbone(dataclasses.replace(CFG, lora_rank=2, lora_targets=("v", "down")))
+        [layer, _] = unstack_for_decode(static, params, joined=True)["layers"]
+        assert {"q", "k", "v", "q_norm"} <= layer["attention"].keys() and layer["mlp"].keys() == {"gate_up", "down"}
+        static, params = backbone()
+        [layer, _] = unstack_for_decode(static, params, joined=True)["layers"]
+        assert layer["attention"].keys() == {"qkv", "qk_norm", "o"}
+        x, seen = jnp.ones((2, 3, CFG.d_model)), []
+        plain = unstack_for_decode(static, params)["layers"][0]
+        for parts, joined in ((plain, False), (layer, True)):
+            look = lambda q, k, v: (seen.append((q, k, v)) or q, None)  # noqa: E731
+            seen.append(static.layer(parts, joined)(x, rope_angles(CFG, jnp.arange(6).reshape(2, 3)), look)[0])
+        for one, other in zip(*(jax.tree.leaves(half) for half in (seen[:2], seen[2:])), strict=True):
+            np.testing.assert_allclose(one, other, atol=1e-6)
+
+    @pytest.mark.parametrize(
+        ("prompts", "change", "message"),
+        [("cudnn", {}, "shifted"), ("cudnn", {"shifted_kv_heads": 0}, "bfloat16"), ("flash", {}, "choose 'xla', 'blocks' or 'cudnn'")],
+    )
+    def test_what_cannot_be_done_with_prompts_is_said(self, prompts, change, message):
+        with pytest.raises(ValueError, match=message):
+            KVCache(dataclasses.replace(CFG, **change), "columns", prompts=prompts)
+
+    def test_a_batch_of_one_is_no_batch_for_a_gpu(self, monkeypatch):
+        assert implementation.least_rows(SimpleNamespace(platform="gpu")) == 2 and implementation.least_rows() == 1
+        one = dataclasses.replace(SIZES, rows=1)
+        assert engine(one).config.rows == 1
+        monkeypatch.setattr("dk_jax.generation.engine.least_rows", lambda device: 2)
+        some = requests(prompts([5, 9, 21]), new=5)
+        two = engine(one)
+        assert two.config.rows == 2
+        for got, expected in zip(two.run(backbone()[1], some), engine().run(backbone()[1], some), strict=True):
+            assert got.tokens == expected.tokens
+
+    def test_prompts_are_attended_in_by_what_is_there_and_fastest(self, caplog):
+        cfg = dataclasses.replace(CFG, shifted_kv_heads=0, compute_dtype="bfloat16")
+        with caplog.at_level(logging.INFO, "dk_jax.generation.implementation"):
+            assert fastest_prompts(cfg, SIZES, platform="gpu") == "xla"
+        assert "cuDNN does not attend in prompts" in caplog.text and "2 of 16 tokens: xla" in caplog.text
+        assert fastest_prompts(CFG, SIZES, platform="gpu") == fastest_prompts(cfg, SIZES) == "xla"
 
     @pytest.mark.parametrize(
         ("attention", "change", "message"),

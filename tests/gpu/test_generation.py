@@ -16,8 +16,9 @@ if jax.default_backend() != "gpu":
 import jax.numpy as jnp  # noqa: E402
 
 from dk_jax.generation import Engine, EngineConfig, Request  # noqa: E402
-from dk_jax.generation.implementation import fastest_attention  # noqa: E402
+from dk_jax.generation.implementation import fastest_attention, fastest_prompts  # noqa: E402
 from dk_jax.generation.kv_cache import KVCache  # noqa: E402
+from dk_jax.generation.programs import Programs  # noqa: E402
 from dk_jax.models import BackboneConfig, build_backbone, token_log_probs  # noqa: E402
 
 CFG = BackboneConfig(
@@ -46,10 +47,14 @@ def test_kernels_agree_with_xla(attention, rows):
     np.testing.assert_allclose(got.astype(jnp.float32), expected, atol=2e-2)
 
 
-@pytest.mark.parametrize("attention", ["fused", "cudnn", "heads", "columns"])
-def test_sampled_log_probs_are_near_the_trainers(attention):
+@pytest.mark.parametrize(
+    ("attention", "prompts_by"), [("fused", "cudnn"), ("fused", "xla"), ("cudnn", "cudnn"), ("heads", "blocks"), ("columns", "xla")]
+)
+def test_sampled_log_probs_are_near_the_trainers(attention, prompts_by):
     static, params = build_backbone(CFG, jax.random.key(0))
-    engine = Engine(static, dataclasses.replace(SIZES, attention=attention))
+    config = dataclasses.replace(SIZES, attention=attention)
+    programs = Programs(static, KVCache(CFG, attention, prompts=prompts_by), eos_id=config.eos_id, stops=(), block=config.block)
+    engine = Engine(static, config, programs)
     some = [Request(tokens=p, agent=i % 3, key=i, max_new_tokens=64) for i, p in enumerate(prompts([5, 130, 300, 700] * 8))]
     gaps = []
     for request, sample in zip(some, engine.run(params, some), strict=True):
@@ -58,12 +63,26 @@ def test_sampled_log_probs_are_near_the_trainers(attention):
         table = token_log_probs(static, params, tokens, jnp.asarray([len(row)]), jnp.asarray([request.agent])).log_probs
         gaps.append(np.abs(np.asarray(table)[0, len(request.tokens) - 1 : len(row) - 1] - sample.logp_model))
     gaps = np.concatenate(gaps)
-    print(f"{attention}: |gap| median {np.median(gaps):.2g}, 99 % {np.quantile(gaps, 0.99):.2g}, largest {gaps.max():.2g}")
+    print(f"{attention}, prompts by {prompts_by}: |gap| median {np.median(gaps):.2g}, 99 % {np.quantile(gaps, 0.99):.2g}, largest {gaps.max():.2g}")
     assert len(gaps) == 32 * 64 and np.median(gaps) < 0.01 and np.quantile(gaps, 0.99) < 0.1
 
 
 def test_the_fastest_is_measured_and_named(caplog):
     with caplog.at_level(logging.INFO, "dk_jax.generation.implementation"):
-        chosen = fastest_attention(CFG, SIZES)
+        chosen, prompts_by = fastest_attention(CFG, SIZES), fastest_prompts(CFG, SIZES)
     print(caplog.text)
     assert chosen in caplog.text and "us" in caplog.text
+    assert "does not" not in caplog.text, "all that this platform has is to work"
+    assert prompts_by in ("cudnn", "xla") and f"{prompts_by} " in caplog.text
+
+
+def test_a_batch_of_one_and_copies_of_a_prompt():
+    static, params = build_backbone(CFG, jax.random.key(0))
+    alone = Engine(static, dataclasses.replace(SIZES, rows=1))
+    assert alone.config.rows == 2
+    [prompt] = prompts([300])
+    one = alone.run(params, [Request(tokens=prompt, agent=0, key=1, max_new_tokens=16)])[0]
+    assert len(one.tokens) == 16 and np.isfinite(one.logp_model).all()
+    group = Engine(static, SIZES)
+    same = group.run(params, [Request(tokens=prompt, agent=0, key=7, max_new_tokens=16) for _ in range(16)])
+    assert group.counts.copied == 15 and all(sample.tokens == same[0].tokens for sample in same)
