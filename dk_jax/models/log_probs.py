@@ -11,9 +11,14 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
 from dk_jax.models.backbone import Params, Static, apply_heads, hidden_states, unembed
+
+
+KEPT = ("log_sum", "entropy")
+"""What the backward pass takes from the forward pass: two numbers a position, so that it looks at the logits it has made again once."""
 
 
 class TokenLogProbs(NamedTuple):
@@ -70,7 +75,8 @@ def token_log_probs(
     def score(_, piece):
         return None, log_probs_and_entropies(unembed(static, params, piece[0]) / temperature, piece[1])
 
-    _, pieces = jax.lax.scan(jax.checkpoint(score, prevent_cse=False), None, (hidden, targets))
+    keep = jax.checkpoint_policies.save_only_these_names(*KEPT)
+    _, pieces = jax.lax.scan(jax.checkpoint(score, prevent_cse=False, policy=keep), None, (hidden, targets))
     real = jnp.arange(1, t)[None, :] < lengths[:, None]
     return TokenLogProbs(
         *(jnp.where(real, p.swapaxes(0, 1).reshape(b, n_chunks * width)[:, : t - 1], 0.0) for p in pieces)
@@ -84,10 +90,49 @@ def _row_share(rows: int) -> int:
     return 1 if rows % share else share
 
 
+@jax.custom_vjp
 def log_probs_and_entropies(
     logits: Float[Array, "... V"], targets: Int[Array, " ..."]
 ) -> tuple[Float[Array, " ..."], Float[Array, " ..."]]:
-    """log p(target) and entropy in nats of the distributions that float32 logits define."""
-    log_p = jax.nn.log_softmax(logits, axis=-1)
-    chosen = jnp.take_along_axis(log_p, targets[..., None], axis=-1)[..., 0]
-    return chosen, -jnp.sum(jnp.exp(log_p) * log_p, axis=-1)
+    """log p(target) and entropy in nats of the distributions that float32 logits define.
+
+    The logits are looked at twice and never written again: once for their maximum, once for all sums. The gradient is one more look,
+
+        d log p(target) = [v = target] - p(v)          d entropy = -p(v) (log p(v) + entropy)
+
+    where the general way would write several arrays of their size (zeros, one-hot gradients put into these, sums of both).
+    """
+    return _scored(logits, targets)[0]
+
+
+def _scored(logits, targets):
+    """(log-prob, entropy), and (maximum, log of the sum of exponentials of what lies below it) for the gradient."""
+    largest = jax.lax.stop_gradient(jnp.max(logits, axis=-1))
+    below = logits - largest[..., None]
+    mass = jnp.exp(below)
+    total = jnp.sum(mass, axis=-1)
+    mean = jnp.sum(mass * below, axis=-1) / total
+    chosen = jnp.sum(jnp.where(_is_target(logits, targets), below, 0.0), axis=-1)
+    log_total = jnp.log(total)
+    return (chosen - log_total, log_total - mean), (largest, log_total)
+
+
+def _is_target(logits, targets):
+    return jax.lax.broadcasted_iota(targets.dtype, logits.shape, logits.ndim - 1) == targets[..., None]
+
+
+def _score_forward(logits, targets):
+    (chosen, entropy), (largest, log_total) = _scored(logits, targets)
+    sums = (checkpoint_name(value, name) for value, name in zip((largest + log_total, entropy), KEPT, strict=True))
+    return (chosen, entropy), (logits, targets, *sums)
+
+
+def _score_backward(kept, cotangents):
+    logits, targets, log_sum, entropy = kept
+    of_chosen, of_entropy = cotangents
+    log_p = logits - log_sum[..., None]
+    of_p = of_chosen[..., None] + of_entropy[..., None] * (log_p + entropy[..., None])
+    return jnp.where(_is_target(logits, targets), of_chosen[..., None], 0.0) - jnp.exp(log_p) * of_p, None
+
+
+log_probs_and_entropies.defvjp(_score_forward, _score_backward)
