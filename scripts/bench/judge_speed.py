@@ -92,7 +92,13 @@ def at_once(client: SandboxClient, pairs: Sequence[Pair], options: Options) -> d
     ids = [client.submit(task, [candidate], options)[0] for task, candidate in pairs]
     stages = [result.stage_s for result in right(client, ids)]
     seconds = time.monotonic() - start
-    return {"candidates": len(pairs), "seconds": seconds, "per_s": len(pairs) / seconds, "median_stage_s": middle_of(stages)}
+    totals = (sum(stage.values()) - stage.get("queued", 0.0) for stage in stages)
+    spent = sorted(((total, task.name) for total, (task, _) in zip(totals, pairs, strict=True)), reverse=True)
+    return {
+        "candidates": len(pairs), "seconds": seconds, "per_s": len(pairs) / seconds, "median_stage_s": middle_of(stages),
+        "mean_stage_s": {name: statistics.fmean(stage.get(name, 0.0) for stage in stages) for name in middle_of(stages)},
+        "slowest": [{"task": name, "seconds": each} for each, name in spent[:5]],
+    }  # fmt: skip
 
 
 def triton(server: Server, arguments: argparse.Namespace) -> dict:
