@@ -1,12 +1,14 @@
-"""Two processes of four devices each do what one process of eight does; one of them writes; when one is lost, both go on later.
+"""Two processes of four devices each do what one process of eight does; one of them writes; when one is lost, both go on later, or a
+single process of other devices does.
 
-This file run as a script is such a process, with the arguments OUTPUT WORKDIR [DIE_AT]; each writes what it found as JSON.
+This file run as a script is such a process, with the arguments OUTPUT WORKDIR [DIE_AT [FSDP]]; each writes what it found as JSON.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -24,7 +26,7 @@ LIMIT_S = 280
 LOST = 3
 
 
-def _main(out: str, workdir: str, die_at: int = 0) -> None:
+def _main(out: str, workdir: str, die_at: int = 0, fsdp: int = 1) -> None:
     import jax
 
     from dk_jax import distributed
@@ -32,10 +34,10 @@ def _main(out: str, workdir: str, die_at: int = 0) -> None:
     distributed.initialize()
     number = jax.process_index()
     found = {"devices": jax.device_count(), "own": jax.local_device_count()}
-    if not die_at:
+    if jax.device_count() == 8 and not die_at:
         found |= _on_a_mesh()
     try:
-        found |= _run(Path(workdir), die_at if number == 1 else 0)
+        found |= _run(Path(workdir), die_at if number == 1 else 0, fsdp)
     except jax.errors.JaxRuntimeError as error:
         print(f"lost: {error}", file=sys.stderr, flush=True)
         os._exit(LOST)
@@ -64,8 +66,8 @@ def _on_a_mesh() -> dict:
     return {"tokens": [sample.tokens for sample in samples], "logps": [sample.logp_model.tolist() for sample in samples], "updated": updated}
 
 
-def _run(workdir: Path, die_at: int) -> dict:
-    """A run with scripted verdicts and messages; the `die_at`-th update of all kills this process."""
+def _run(workdir: Path, die_at: int, fsdp: int) -> dict:
+    """A run with scripted verdicts and messages; the `die_at`-th update of all kills this process. `fsdp`: of the learner's mesh."""
     import jax
 
     from dk_jax.metrics import is_clocked, read_scalars
@@ -92,7 +94,7 @@ def _run(workdir: Path, die_at: int) -> dict:
 
     Updater.update = updated
     cfg = scripted.tiny_config()
-    cfg.learner.streams = 1
+    cfg.learner.streams, cfg.learner.mesh.fsdp = 1, fsdp
     cfg.sft.update(dict(steps=1, batch=8, microbatch=8))
     cfg.rl.steps = 2
     cfg.rollout.update(dict(tasks=1, checked_tasks=0, selections=1, max_rows=40))
@@ -110,7 +112,7 @@ def _run(workdir: Path, die_at: int) -> dict:
     return found
 
 
-def _started(directory: Path, workdir: Path, processes: int, *more: str) -> list[subprocess.Popen]:
+def _started(directory: Path, workdir: Path, processes: int, *more: str, devices: int = 8) -> list[subprocess.Popen]:
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
@@ -118,7 +120,7 @@ def _started(directory: Path, workdir: Path, processes: int, *more: str) -> list
     for number in range(processes):
         env = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", **ONE_PROGRAM_AT_A_TIME}
         env |= {"JAX_COMPILATION_CACHE_DIR": str(directory / f"compiled{processes}")}
-        env |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "XLA_FLAGS": f"--xla_force_host_platform_device_count={8 // processes}"}
+        env |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices // processes}"}
         if processes > 1:
             env |= {"JAX_COORDINATOR_ADDRESS": f"localhost:{port}", "JAX_NUM_PROCESSES": str(processes), "JAX_PROCESS_ID": str(number)}
         command = [sys.executable, __file__, str(directory / f"found{processes}"), str(workdir), *more]
@@ -151,6 +153,7 @@ def two(tmp_path_factory):
     first, second = _ended(_started(directory, directory / "run", 2, "3"))
     left = first, second, (directory / "2.0.log").read_text()
     committed = sorted(int(path.name) for path in (directory / "run" / "checkpoints" / "rl").glob("[0-9]*"))
+    shutil.copytree(directory / "run", directory / "elsewhere")
     assert _ended(_started(directory, directory / "run", 2)) == [0, 0], (directory / "2.0.log").read_text()[-3000:]
     return directory, [json.loads((directory / f"found2.{n}").read_text()) for n in range(2)], left, committed
 
@@ -174,6 +177,16 @@ def test_a_run_of_two_processes_learns_what_one_does_though_one_was_lost_on_the_
             np.testing.assert_allclose(got, wanted, atol=1e-5)
         for got, wanted in zip(process["rl"][-1:], one["rl"][-1:], strict=True):
             assert got == pytest.approx(wanted, rel=1e-3, abs=1e-4)
+
+
+def test_what_two_processes_of_eight_devices_began_one_of_four_ends_with_its_parameters_cut(one, two):
+    directory = two[0]
+    assert _ended(_started(directory, directory / "elsewhere", 1, "0", "2", devices=4)) == [0], (directory / "1.0.log").read_text()[-3000:]
+    found = json.loads((directory / "found1.0").read_text())
+    assert (found["devices"], found["library"]) == (4, one["library"]) and found["judged"] < one["judged"]
+    assert [line["step"] for line in found["rl"]] == [1, 2]
+    for got, wanted in zip(found["params"], one["params"], strict=True):
+        np.testing.assert_allclose(got, wanted, atol=1e-5)
 
 
 def test_one_process_judges_and_writes(one, two):
