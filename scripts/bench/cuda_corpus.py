@@ -1,7 +1,7 @@
 """How the CUDA candidates of `tests/cuda_corpus` are judged, and by which roads: verdicts, latency and throughput, nothing cached.
 
     python scripts/bench/cuda_corpus.py --out scripts/bench/results/cuda_corpus.json
-    SANDBOX_ROADS=plain python scripts/bench/cuda_corpus.py --idle 0 --timing none --out plain.json
+    SANDBOX_ROADS=plain python scripts/bench/cuda_corpus.py --idle 0 --timing none --sample 24 --out plain.json
 
 Starts a server of its own with an empty cache. Candidates that run into the same limits as any other: the first `--idle` are judged
 one after another (latency on an idle server), all others at once (throughput). Writes for each case its outcome and what it was meant
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import statistics
 import time
 from pathlib import Path
@@ -80,8 +81,13 @@ def main() -> None:
     parser.add_argument("--timing", choices=["none", "quick", "full"], default="quick")
     parser.add_argument("--build-s", type=float, default=300.0)
     parser.add_argument("--only", nargs="*", help="names of cases, instead of all")
+    parser.add_argument("--sample", type=int, default=0, help="so many of them, drawn at random")
+    parser.add_argument("--seed", type=int, default=0, help="of the sample")
     arguments = parser.parse_args()
     cases = [case for case in CASES if not arguments.only or case.name in arguments.only]
+    if 0 < arguments.sample < len(cases):
+        drawn = set(random.Random(arguments.seed).sample([case.name for case in cases], arguments.sample))
+        cases = [case for case in cases if case.name in drawn]
     step = max(1, len(cases) // arguments.idle) if arguments.idle else len(cases) + 1
     alone = cases[::step][: arguments.idle]
     together = [case for case in cases if case not in alone]
