@@ -166,6 +166,7 @@ def get_config() -> ConfigDict:
         dict(
             steps=32,
             epochs=1,  # updates from one step's rollouts; beyond the first, clipping bounds them
+            staleness=0,  # 1: the next step's rollouts are made while one is learned from, by the parameters of before (dk_jax.train.overlap)
             only=("mlp", "heads"),  # modules that RL changes; () for all. Attention holds what copies the task, and needs no change
             optimizer="adamw",
             lr=8e-4,

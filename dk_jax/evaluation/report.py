@@ -105,7 +105,7 @@ def _progress(c: Contents) -> str:
         )
 
     (sft_text, sft_done), (rl_text, rl_done) = steps(c.sft, "sft"), steps(c.rl, "rl")
-    spent = sum(e.get("collect_s", 0.0) + e.get("update_s", 0.0) for e in c.rl)
+    spent = sum(e.get("collect_s", 0.0) + e.get("update_s", 0.0) - e.get("overlap_s", 0.0) for e in c.rl)
     if spent:
         rl_text += f", {duration(spent)}"
     corpus = f"{c.corpus.get('kernels', 0):,.0f} kernels judged" if c.corpus else "not done"

@@ -16,7 +16,6 @@ from jaxtyping import Array, Float, Int
 
 from dk_jax.models.backbone import Params, Static, apply_heads, hidden_states, unembed
 
-
 KEPT = ("log_sum", "entropy")
 """What the backward pass takes from the forward pass: two numbers a position, so that it looks at the logits it has made again once."""
 

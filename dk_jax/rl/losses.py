@@ -48,7 +48,7 @@ def clipped_policy_loss(
     Returns:
         The loss, and statistics without gradient, token by token: `clip_fraction` (1 where clipping cuts the gradient off), `kl`
         (estimate of KL(old || new) in nats, (rho - 1) - log rho) and `ratio`. At a step's first epoch `ratio` and `kl` are the gap
-        between trainer and sampler.
+        between trainer and sampler, and with rl.staleness=1 an update besides.
 
     Raises:
         ValueError: a clip range that makes no sense.

@@ -7,6 +7,7 @@ journal the moment it arrives, so a killed run replays them instead of asking ag
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -14,7 +15,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -68,6 +69,9 @@ class Judge(Protocol):
 
 
     def verify(self, arms: Sequence[Arms], *, phase: str) -> list[tuple[list[Verdict], list[Verdict]]]: ...
+
+    def abort(self) -> None:
+        """Has calls that other threads are in end soon, by any error, and may make later ones fail. Needed with rl.staleness=1 alone."""
 
 
 class Journal:
@@ -142,7 +146,8 @@ class Journal:
             self._verdicts = kept
 
     def keys(self) -> list[str]:
-        return list(self._verdicts)
+        with self._lock:
+            return list(self._verdicts)
 
     def __len__(self) -> int:
         return len(self._verdicts)
@@ -212,6 +217,8 @@ class SandboxJudge:
     max_parallel: int = 8
     retry_for_s: float = 0.0
     _rejected: set[str] = dataclasses.field(default_factory=set, init=False, repr=False)
+    _calls: set[threading.Event] = dataclasses.field(default_factory=set, init=False, repr=False)
+    """Of the calls in work: each event says that nobody wants the answer any more."""
 
     def _task(self, task: Task, trusted: bool = False) -> TaskSpec:
         fields = dict(reference=task.reference, name=task.name, dtype=task.dtype, device=self.device)
@@ -251,9 +258,7 @@ class SandboxJudge:
             if verdicts[i] is None:
                 by_task.setdefault(request.task.name, []).append(i)
 
-        over = threading.Event()
-
-        def judge(indices: list[int]) -> None:
+        def judge(indices: list[int], over: threading.Event) -> None:
             # One candidate text is sent once however often it was sampled; each sample gets the same verdict.
             distinct: dict[str, list[int]] = {}
             for i in indices:
@@ -287,11 +292,11 @@ class SandboxJudge:
                     patience = patience or _Patience(self.retry_for_s, over)
                     patience.wait(next(iter(unjudged.values())))
 
-        with concurrent.futures.ThreadPoolExecutor(max_workers=self.max_parallel) as pool:
+        with self._call() as over, concurrent.futures.ThreadPoolExecutor(max_workers=self.max_parallel) as pool:
             futures = []
             try:
                 for indices in by_task.values():
-                    futures.append(pool.submit(judge, indices))
+                    futures.append(pool.submit(judge, indices, over))
                 for future in concurrent.futures.as_completed(futures):
                     future.result()
             except BaseException as error:
@@ -302,6 +307,23 @@ class SandboxJudge:
                     self.client.abort()  # told to end: don't wait for verdicts in flight, they are asked for again
                 raise
         return verdicts
+
+    @contextlib.contextmanager
+    def _call(self) -> Iterator[threading.Event]:
+        """A call from beginning to end."""
+        over = threading.Event()
+        self._calls.add(over)
+        try:
+            yield over
+        finally:
+            self._calls.discard(over)
+
+    def abort(self) -> None:
+        """Has calls that other threads are in raise SandboxUnavailable: at once where they pause, else within one long poll of the client.
+        Later ones do too, unless the journal has all that they ask for."""
+        self.client.abort()
+        for over in tuple(self._calls):
+            over.set()
 
     def refusals(self, tasks: Sequence[Task]) -> dict[str, str]:
         """Why the sandbox would not use tasks, by name: they do not run, or a trivial answer would pass."""
@@ -317,14 +339,15 @@ class SandboxJudge:
     def _verified(self, arms: list[VerificationTask]) -> VerificationResult:
         """A verification in which everything was judged. Arms are only comparable when judged together, so all is asked again."""
         patience = None
-        while True:
-            result = self.client.verify(arms, self.verify_options)
-            flat = [one for arm in result.arms for one in (*arm.control, *arm.treated)]
-            unjudged = next((one for one in flat if not _is_verdict(one)), None)
-            if unjudged is None:
-                return result
-            patience = patience or _Patience(self.retry_for_s, threading.Event())
-            patience.wait(unjudged)
+        with self._call() as over:
+            while True:
+                result = self.client.verify(arms, self.verify_options)
+                flat = [one for arm in result.arms for one in (*arm.control, *arm.treated)]
+                unjudged = next((one for one in flat if not _is_verdict(one)), None)
+                if unjudged is None:
+                    return result
+                patience = patience or _Patience(self.retry_for_s, over)
+                patience.wait(unjudged)
 
     def verify(self, arms, *, phase):
         flat = [(a, kind, i) for a, arm in enumerate(arms) for kind in ("control", "treated") for i in range(len(getattr(arm, kind)))]

@@ -243,8 +243,16 @@ class Verifier:
             [(control, treated)] = judge.verify([arm], phase=f"rl/{step}/verify/{i}")
             p.decision = self.rule.decide(speedup_of(control[0]), speedup_of(treated[0]))
 
-    def stage(self, library: SkillLibrary, proposals: Sequence[Proposal], *, step: int) -> None:
-        """Stages accepted and rejected proposals, with their evidence, for the commit of `step`."""
+    def stage(self, library: SkillLibrary, proposals: Sequence[Proposal], *, step: int) -> int:
+        """Stages accepted and rejected proposals, with their evidence, for the commit of `step`.
+
+        With rl.staleness=1 the step before has committed skills that `screen` did not know of. A proposal with the name of one, or an
+        accepted one that says the same, is recorded as rejected, its evidence being what it is.
+
+        Returns:
+            How many accepted proposals were rejected for that.
+        """
+        overtaken = 0
         for p in proposals:
             if p.decision is None:
                 continue
@@ -270,11 +278,26 @@ class Verifier:
                 n=d.n,
                 reason=d.reason,
             )
+            if problem := _overtaken(library, p):
+                overtaken += p.accepted
+                evidence = dataclasses.replace(evidence, reason=f"{d.reason}; {problem}")
+                library.add(
+                    Skill.from_draft(p.draft, status="rejected", provenance=provenance, evidence=(evidence,), language=self.language)
+                )
+                continue
             skill_id = library.propose(p.draft, provenance=provenance, language=self.language)
             library.record_evidence(skill_id, evidence)
             if p.accepted:
                 library.activate(skill_id)
             else:
                 library.reject(skill_id, d.reason)
+        return overtaken
 
 
+def _overtaken(library: SkillLibrary, proposal: Proposal) -> str:
+    """Why a proposal that was verified may not enter the library as it has become meanwhile, or ""."""
+    name = proposal.draft.name
+    if name in library.staged:
+        return f"a skill named {name!r} has come in the step before"
+    same = same_as(proposal.draft, library.staged.active()) if proposal.accepted else None
+    return f"skill {same.name!r}, which has come in the step before, says the same" if same is not None else ""

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from ml_collections import ConfigDict
 from pydantic import ValidationError
 
+from dk_jax import distributed
 from dk_jax.models.config import AGENTS
 from dk_jax.models.presets import PRESETS
 from dk_jax.rl.advantages import ESTIMATORS
@@ -68,6 +69,7 @@ def _check(cfg: ConfigDict) -> None:
         group, name = key.split(".")
         if cfg[group][name] not in allowed:
             raise ConfigError(f"{key} is {cfg[group][name]!r}: use one of {', '.join(map(repr, allowed))}")
+    _check_staleness(cfg.rl.staleness)
     agents = cfg.rl.agents
     if isinstance(agents, str) or not agents or set(agents) - set(AGENTS):
         raise ConfigError(f"rl.agents is {agents!r}: name at least one of {', '.join(AGENTS)}, as a tuple")
@@ -86,6 +88,19 @@ def _check(cfg: ConfigDict) -> None:
         seats(cfg.sft.shares.to_dict(), cfg.sft.batch)
     with _blaming("rollout"):
         setup.sampler_config(cfg, eos_id=0)
+
+
+def _check_staleness(staleness: object) -> None:
+    if isinstance(staleness, bool) or staleness not in (0, 1):
+        raise ConfigError(
+            f"rl.staleness is {staleness!r}: use 0 (a step's rollouts are made with the parameters that then learn from them) or 1 (they are "
+            "made while the step before is learned from)"
+        )
+    if staleness and distributed.several():
+        raise ConfigError(
+            "rl.staleness=1 with several processes: two threads of each would give the devices their programs in orders of their own, and "
+            "the processes would wait for each other for ever. Use rl.staleness=0, or one process"
+        )
 
 
 def _check_credit(cfg: ConfigDict) -> None:

@@ -3,7 +3,7 @@
 Sampler and trainer compute the same log-probs by different programs; where they differ, by rounding or by a fault, a trajectory was
 drawn from another policy than the one whose gradient is taken. One pass without a gradient scores the trajectories that an update is
 about to learn from; dk_jax.rl.filters.mismatch_rejection decides. Switched off (rl.mismatch_low, _high and _veto all 0) it costs
-nothing, and the update's `ratio` and `kl` tell the mean gap.
+nothing, and the update's `ratio` and `kl` tell the mean gap (with rl.staleness=1 together with what an update has changed since).
 
 Metrics, of each AGENT with trajectories:
 
@@ -33,18 +33,20 @@ from dk_jax.rl.filters import mismatch_rejection
 from dk_jax.rollout.trajectory import Trajectory
 from dk_jax.train.batch import Row, bucket, microbatches
 from dk_jax.train.credit import Screen, Screened
+from dk_jax.train.device_turns import Runner, at_once
 from dk_jax.train.model import Model
 
 _rejection = jax.jit(mismatch_rejection, static_argnames=("low", "high", "token_veto"))
 
 
-def make_screen(cfg: ConfigDict, model: Model, trainable: Any) -> Screen | None:
+def make_screen(cfg: ConfigDict, model: Model, trainable: Any, run: Runner = at_once) -> Screen | None:
     """The second look that `credit.assign` takes, by the recipe's rl.mismatch_*; None where they are all 0.
 
     Args:
         cfg: the recipe.
         model: static part, frozen parameters and mesh.
-        trainable: the parameters that sampled.
+        trainable: the parameters that sampled; with rl.staleness=1 not those that learn.
+        run: how each program is run; `DeviceTurns.learn` where another thread uses the devices too.
     """
     c = cfg.rl
     if not (c.mismatch_low or c.mismatch_high or c.mismatch_veto):
@@ -53,7 +55,7 @@ def make_screen(cfg: ConfigDict, model: Model, trainable: Any) -> Screen | None:
     def screen(trajectories: Sequence[Trajectory]) -> Screened:
         train = score(
             model, trainable, trajectories, temperature=cfg.rollout.temperature, microbatch=c.microbatch, length_step=c.length_step,
-            microbatch_tokens=c.microbatch_tokens,
+            microbatch_tokens=c.microbatch_tokens, run=run,
         )  # fmt: skip
         return judge(trajectories, train, low=c.mismatch_low, high=c.mismatch_high or math.inf, veto=c.mismatch_veto)
 
@@ -62,7 +64,7 @@ def make_screen(cfg: ConfigDict, model: Model, trainable: Any) -> Screen | None:
 
 def score(
     model: Model, trainable: Any, trajectories: Sequence[Trajectory], *, temperature: float, microbatch: int, length_step: int,
-    microbatch_tokens: int = 0,
+    microbatch_tokens: int = 0, run: Runner = at_once,
 ) -> list[np.ndarray]:  # fmt: skip
     """For each trajectory the log-probs f32[T] of its tokens under the trainer, 0 where they were not sampled.
 
@@ -87,7 +89,7 @@ def score(
     with jax.set_mesh(model.mesh) if model.mesh.size > 1 else nullcontext():
         for batch in microbatches(rows, size=microbatch, step=length_step, tokens=microbatch_tokens):
             placed = shard_batch(model.mesh, {name: batch[name] for name in ("tokens", "lengths", "agents")})
-            scored = np.asarray(_score(model.static, temperature, whole, trainable, model.frozen, placed))
+            scored = np.asarray(run(_score, model.static, temperature, whole, trainable, model.frozen, placed))
             for b, number in enumerate(batch["weight"]):
                 if number:
                     i, where = sequences[int(number) - 1]

@@ -21,7 +21,8 @@ def rollout_only(run: Run, path: Path) -> int:
     """Writes the trajectories of the next RL step, with advantages, without learning from them; returns their number."""
     with RLPhase(run) as phase:
         state = phase.newest(run.sft().trainable)
-        rollouts = phase.collect(state, run.sampler(temperature=run.cfg.rollout.temperature), run.judge("rollout"), run.verifier)
+        sampler, judge = run.sampler(temperature=run.cfg.rollout.temperature), run.judge("rollout")
+        rollouts = phase.collect(phase.behaviour(state), state.step, sampler, judge, run.verifier)
         assign(rollouts, config=setup.credit_config(run.cfg), seed=run.cfg.seed, step=state.step)
     save_trajectories(path, rollouts.trajectories)
     return len(rollouts.trajectories)
@@ -36,7 +37,7 @@ def train_from(run: Run, path: Path) -> dict[str, float]:
     trajectories = load_trajectories(path)
     with RLPhase(run) as phase:
         state = phase.newest(run.sft().trainable)
-        state, metrics = phase.learn(state, StepRollouts(trajectories=trajectories, proposals=[]))
+        state, metrics = phase.learn(state, StepRollouts(trajectories=trajectories, proposals=[]), phase.behaviour(state))
         run.library.commit(state.step)
         run.metrics.scalars("rl", state.step, metrics)
         run.metrics.flush()
@@ -45,7 +46,8 @@ def train_from(run: Run, path: Path) -> dict[str, float]:
 
 
 def overfit_one(run: Run, task_name: str = "", *, say: Callable[[str], None] = print) -> list[dict[str, float]]:
-    """RL on one task alone for `rl.steps` steps from the cold start, to see whether its reward rises; says a line a step.
+    """RL on one task alone for `rl.steps` steps from the cold start, to see whether its reward rises; says a line a step. On-policy, whatever
+    rl.staleness says.
 
     Nothing of the run changes: no checkpoint, no skill. Rollouts go to rollouts/overfit_one_STEP.jsonl, scalars to the phase
     "overfit_one"; both are those of the last time.
@@ -72,8 +74,8 @@ def overfit_one(run: Run, task_name: str = "", *, say: Callable[[str], None] = p
         sampler = run.sampler(temperature=run.cfg.rollout.temperature)
         say(f"{steps} steps on task {name}")
         while state.step < steps:
-            rollouts = phase.collect(state, sampler, judge, run.verifier, tasks=[tasks[name]])
-            state, metrics = phase.learn(state, rollouts)
+            rollouts = phase.collect(phase.present(state), state.step, sampler, judge, run.verifier, tasks=[tasks[name]])
+            state, metrics = phase.learn(state, rollouts, phase.present(state))
             save_trajectories(run.workdir / "rollouts" / f"overfit_one_{state.step:05d}.jsonl", rollouts.trajectories)
             run.metrics.scalars("overfit_one", state.step, metrics)
             done.append(metrics)

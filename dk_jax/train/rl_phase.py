@@ -1,5 +1,7 @@
 """Joint RL of the three agents: the loop over steps, each of which is collected, learned from, and made final (DESIGN 3.3).
 
+With rl.staleness=1 the next step is collected while one is learned from (dk_jax.train.overlap).
+
 A step is final with its committed checkpoint, which is written while the next step's rollouts are made. On resuming, what later steps
 left behind is undone: the library is rolled back, their metrics are forgotten, and verdicts already received are taken from the journal.
 That keeps those since the second newest checkpoint, so that it takes the newest one's place where that is damaged.
@@ -24,7 +26,9 @@ from dk_jax.train.bad_batch import check_finite, largest_norm, remembered, save_
 from dk_jax.train.batch import microbatches
 from dk_jax.train.clock import StepClock, TimedJudge, TimedSampler
 from dk_jax.train.credit import assign, nothing_to_learn
+from dk_jax.train.device_turns import DeviceTurns, TurnSampler, at_once
 from dk_jax.train.mismatch import make_screen
+from dk_jax.train.overlap import Behaviour, OneStepAhead, OnPolicy, warn_of_shared_clock
 from dk_jax.train.state import Checkpoints, TrainState
 
 if TYPE_CHECKING:
@@ -44,7 +48,11 @@ class RLPhase:
 
     def __init__(self, run: Run):
         self.run, self.cfg = run, run.cfg
-        self.updater = updaters.for_rl(run.cfg, run.model)
+        self.ahead = bool(run.cfg.rl.staleness)
+        self.clock = StepClock()
+        self.turns = DeviceTurns(self.clock)
+        self._run_program = self.turns.learn if self.ahead else at_once
+        self.updater = updaters.for_rl(run.cfg, run.model, self._run_program)
         self.checkpoints = Checkpoints(run.checkpoints_folder / "rl", keep=run.cfg.rl.keep_checkpoints)
         self._unsettled: TrainState | None = None
 
@@ -61,7 +69,7 @@ class RLPhase:
         """The state of the newest whole checkpoint, or the one before the first step; what later steps left behind is undone."""
         fresh = self.run.fresh_state(self.updater, start)
         fresh.record = {"seed": self.cfg.seed, "judged": 0}
-        state = self.checkpoints.restore(fresh) or fresh
+        state = self.checkpoints.restore(fresh, behind=self.ahead) or fresh
         self.run.library.rollback_to(state.step)
         self.run.metrics.rewind("rl", state.step)
         return state
@@ -76,19 +84,18 @@ class RLPhase:
         judge = run.judge("rl")
         self._tell_lost(state.step, known, judge.journal)
         self._unsettled = state
-        clock = StepClock()
-        timed, sampler = TimedJudge(judge, clock), TimedSampler(run.sampler(temperature=r.temperature), clock)
         turns = (r.tasks * r.turns + r.checked_tasks) * (r.selections + 1) * r.rollouts
-        with tqdm(total=c.steps, desc="joint RL", unit="step", initial=state.step) as bar:
+        with self._source(judge, turns) as source, tqdm(total=c.steps, desc="joint RL", unit="step", initial=state.step) as bar:
+            self.clock.read()
             while state.step < c.steps:
-                with tqdm(total=turns, desc=f"  step {state.step + 1}", unit="turn", leave=False) as inner, clock.during("collect"):
-                    rollouts = self.collect(state, sampler, timed, run.verifier, progress=inner.update)
-                clock.count("episodes", len(rollouts.of("policy")))
+                rollouts, behaviour = source.next(state)
+                state.behind = None  # it is in a checkpoint, or not needed for one
+                self.clock.count("episodes", len(rollouts.of("policy")))
                 self._settle(judge.journal)
-                with clock.during("update"):
-                    state, metrics = self.learn(state, rollouts)
+                with self.clock.during("update"):
+                    state, metrics = self.learn(state, rollouts, behaviour)
                 metrics |= self._make_final(state, rollouts)
-                metrics |= clock.read()
+                metrics |= self.clock.read()
                 run.metrics.scalars("rl", state.step, metrics)
                 self._log_examples(state.step, rollouts)
                 if state.step % c.checkpoint_every == 0 or state.step == c.steps:
@@ -106,16 +113,48 @@ class RLPhase:
         self._settle(judge.journal)
         return state
 
+    def _source(self, judge: Any, turns: int) -> OnPolicy | OneStepAhead:
+        """Where the steps' rollouts come from, by rl.staleness; each has so many `turns`, at most."""
+        run, timed = self.run, TimedJudge(judge, self.clock)
+        sampler: Any = TimedSampler(run.sampler(temperature=self.cfg.rollout.temperature), self.clock)
+        if self.ahead:
+            warn_of_shared_clock(self.cfg, run.model.mesh)
+            sampler = TurnSampler(sampler, self.turns)
+
+        def make(behaviour: Behaviour, step: int) -> StepRollouts:
+            with tqdm(total=turns, desc=f"  step {step + 1}", unit="turn", leave=False) as bar, self.clock.during("collect"):
+                return self.collect(behaviour, step, sampler, timed, run.verifier, progress=bar.update)
+
+        def cancel() -> None:
+            self.turns.cancel()
+            judge.abort()
+
+        if not self.ahead:
+            return OnPolicy(make, self.behaviour)
+        return OneStepAhead(make, self.behaviour, self.present, steps=self.cfg.rl.steps, cancel=cancel)
+
+    def behaviour(self, state: TrainState) -> Behaviour:
+        """What the rollouts of the step after `state` are made with: the parameters and library of that state, or with rl.staleness=1
+        of the one before, if it knows that."""
+        if not self.ahead or state.behind is None:
+            return self.present(state)
+        library, step = self.run.library, state.step - 1
+        return Behaviour(step=step, trainable=state.behind, active=library.at_step(min(step, library.step)).active())
+
+    def present(self, state: TrainState) -> Behaviour:
+        """The parameters of that state, and the library as committed."""
+        return Behaviour(step=state.step, trainable=state.trainable, active=self.run.library.active())
+
     def _make_final(self, state: TrainState, rollouts: StepRollouts) -> dict[str, float]:
         """All of the step but its checkpoint: a step that it holds is not done again, so nothing of it may be missing."""
         run = self.run
-        run.verifier.stage(run.library, rollouts.proposals, step=state.step)
+        overtaken = run.verifier.stage(run.library, rollouts.proposals, step=state.step)
         self._stage_usage(rollouts)
         run.library.commit(state.step)
         if self.cfg.rl.keep_rollouts:
             save_trajectories(run.workdir / "rollouts" / f"step_{state.step:05d}.jsonl", rollouts.trajectories)
         counts = run.library.counts()
-        return {f"skills_{k}": float(counts[k]) for k in ("proposed", "verified", "active")}
+        return {f"skills_{k}": float(counts[k]) for k in ("proposed", "verified", "active")} | {"proposals_overtaken": float(overtaken)}
 
     def _settle(self, journal: Any) -> None:
         """Waits for the checkpoint in work, and lets go of what it makes needless: verdicts that no whole checkpoint asks for again,
@@ -151,51 +190,60 @@ class RLPhase:
         return record
 
     def collect(
-        self, state: TrainState, sampler, judge, verifier, progress=None, *, tasks: Sequence[Task] | None = None
+        self, behaviour: Behaviour, step: int, sampler, judge, verifier, progress=None, *, tasks: Sequence[Task] | None = None
     ) -> StepRollouts:
-        """The rollouts of the step after `state`; of `tasks` alone, where they are given, without skills."""
+        """The rollouts of the step that follows `step` others; of `tasks` alone, where they are given, without skills. Neither the library's
+        file nor the metrics are touched, so that another thread may do it."""
         r, seed, run = self.cfg.rollout, self.cfg.seed, self.run
-        config, active, checked = run.rollout_config, run.library.active(), []
+        config, active, checked = run.rollout_config, behaviour.active, []
         if tasks is not None:
             config, active = dataclasses.replace(config, max_triggers=0), []
         else:
-            tasks = setup.step_tasks(run.tasks.rl, state.step, count=r.tasks, seed=seed)
+            tasks = setup.step_tasks(run.tasks.rl, step, count=r.tasks, seed=seed)
             if r.checked_tasks:
-                checked = setup.step_tasks(run.tasks.checked, state.step, count=r.checked_tasks, seed=seed, key="rollout.checked_tasks")
+                checked = setup.step_tasks(run.tasks.checked, step, count=r.checked_tasks, seed=seed, key="rollout.checked_tasks")
         return collect(
-            run.speaker(sampler, state.trainable),
+            run.speaker(sampler, behaviour.trainable),
             judge,
             verifier,
             tasks,
             active,
             config=config,
             seed=seed,
-            step=state.step,
+            step=step,
             checked=checked,
             progress=progress,
         )
 
-    def learn(self, state: TrainState, rollouts: StepRollouts) -> tuple[TrainState, dict[str, float]]:
+    def learn(self, state: TrainState, rollouts: StepRollouts, behaviour: Behaviour) -> tuple[TrainState, dict[str, float]]:
         """The joint update on all three agents' tokens; with `rl.epochs` > 1 several from the same rollouts.
 
         Old log-probabilities stay those of the sampler, so that clipping bounds how far the epochs may go together; what the
-        loss tells (ratio, clip_fraction, ...) is of the last one.
+        loss tells (ratio, kl, clip_fraction, ...) is of the last one. With one epoch it is how far the parameters that learn are from
+        those that sampled: by rounding where the metric `staleness` (the updates between them) is 0, by an update where it is 1.
+        Mismatch rejection compares trainer and sampler under the same parameters, those that sampled, whatever the staleness.
+
+        Args:
+            behaviour: what the rollouts were made with; its parameters are let go.
 
         Raises:
             BadBatch: a number that is not finite, or a gradient that is far larger than those before it. The batch is saved first.
         """
         batches: list[dict[str, Any]] = []
         try:
-            screen = make_screen(self.cfg, self.run.model, state.trainable)
+            screen = make_screen(self.cfg, self.run.model, behaviour.trainable, self._run_program)
             rows, metrics = assign(rollouts, config=setup.credit_config(self.cfg), seed=self.cfg.seed, step=state.step, screen=screen)
             metrics |= rollout_metrics(rollouts) | agent_metrics(rollouts.trajectories, rows)
+            metrics["staleness"] = float(state.step - behaviour.step)
+            behaviour.let_go()
+            del screen
             c = self.cfg.rl
             batches += microbatches(rows, size=c.microbatch, step=c.length_step, tokens=c.microbatch_tokens)
             trainable, opt_state = state.trainable, state.opt_state
             limit = largest_norm(state.record, self.cfg.rl.max_grad_norm_spike)
-            for _ in range(self.cfg.rl.epochs if rows else 0):
+            for epoch in range(self.cfg.rl.epochs if rows else 0):
                 trainable, opt_state, found = self.updater.update(
-                    trainable, self.run.model.frozen, opt_state, batches, largest_norm=limit
+                    trainable, self.run.model.frozen, opt_state, batches, largest_norm=limit, keep=self.ahead and epoch == 0
                 )
                 metrics |= found
             check_finite(metrics)
@@ -205,7 +253,8 @@ class RLPhase:
             log.warning("step %d: %s", state.step + 1, nothing_to_learn(metrics))
         record = remembered(state.record, metrics, keep_best=self.cfg.rl.keep_best, window=BEST_WINDOW)
         record["judged"] = int(record.get("judged", 0)) + sum(len(t.verdicts) for t in rollouts.of("policy"))
-        return TrainState(step=state.step + 1, trainable=trainable, opt_state=opt_state, record=record), metrics
+        behind = state.trainable if self.ahead else None
+        return TrainState(step=state.step + 1, trainable=trainable, opt_state=opt_state, record=record, behind=behind), metrics
 
     def _stage_usage(self, rollouts: StepRollouts) -> None:
         library = self.run.library

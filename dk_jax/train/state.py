@@ -1,8 +1,9 @@
 """The state of a run and its checkpoints (Orbax).
 
-Everything that a step depends on is here or follows from it: trainable parameters, optimiser, step, and a small JSON record
-(seed, library step, counters, what the filters remember). Random numbers are derived from (seed, phase, step, row), and the task cursor
-from the step, so they need no storage of their own. Frozen parameters are not saved: they come from the base model again.
+Everything that a step depends on is here or follows from it: trainable parameters (with rl.staleness=1 those of the step before as well),
+optimiser, step, and a small JSON record (seed, library step, counters, what the filters remember). Random numbers are derived from (seed,
+phase, step, row), and the task cursor from the step, so they need no storage of their own. Frozen parameters are not saved: they come from
+the base model again.
 
 A checkpoint is written in the background and appears under its number when it is whole, with a manifest of its files (see
 dk_jax.train.manifest). One that is damaged later, by a disk or a hand, is set aside on restoring, and the one before is used.
@@ -24,6 +25,7 @@ from dk_jax.train import manifest
 
 log = logging.getLogger(__name__)
 _WRITTEN_LAST = "_CHECKPOINT_METADATA"  # Orbax adds the time of the commit to it
+_BEHIND = "behind"
 
 
 class CheckpointError(ValueError):
@@ -32,12 +34,17 @@ class CheckpointError(ValueError):
 
 @dataclasses.dataclass(kw_only=True)
 class TrainState:
-    """Trainable parameters and optimiser state after `step` updates, with a JSON-able `record` of the rest."""
+    """Trainable parameters and optimiser state after `step` updates, with a JSON-able `record` of the rest.
+
+    With rl.staleness=1 `behind` is the trainable parameters of the step before, which the next step's rollouts are made with; None
+    before the first step, and where these are made with `trainable`.
+    """
 
     step: int
     trainable: Any
     opt_state: Any
     record: dict[str, Any]
+    behind: Any = None
 
 
 class Checkpoints:
@@ -73,7 +80,7 @@ class Checkpoints:
         return sorted(step for step in self._manager.all_steps() if (self.directory / str(step)).is_dir())
 
     def save(self, state: TrainState) -> None:
-        """Starts writing the checkpoint of `state.step`; a step that is there already is left as it is.
+        """Starts writing the checkpoint of `state.step`, `behind` included where it has one; a step that is there already is left as it is.
 
         Returns when the arrays have been copied, so that they may be donated. It is committed after `wait`; the save after it, and
         `close`, wait too. What went wrong in the background is raised by whichever of them comes first.
@@ -81,14 +88,14 @@ class Checkpoints:
         self.wait()
         if state.step in self.steps:
             return
-        arrays = {"trainable": state.trainable, "opt_state": state.opt_state}
+        parts = {"arrays": {"trainable": state.trainable, "opt_state": state.opt_state}}
+        if state.behind is not None:
+            parts[_BEHIND] = {"trainable": state.behind}
         if jax.default_backend() == "cpu":
-            arrays = jax.tree.map(lambda leaf: leaf.copy(), arrays)  # the writer reads a CPU's arrays where they lie
+            parts = jax.tree.map(lambda leaf: leaf.copy(), parts)  # the writer reads a CPU's arrays where they lie
         self._writing = state.step
-        self._manager.save(
-            state.step,
-            args=ocp.args.Composite(arrays=ocp.args.StandardSave(arrays), record=ocp.args.JsonSave(state.record)),
-        )
+        saved = {name: ocp.args.StandardSave(arrays) for name, arrays in parts.items()}
+        self._manager.save(state.step, args=ocp.args.Composite(**saved, record=ocp.args.JsonSave(state.record)))
 
     def _seal(self) -> None:
         """Writes the manifest; called in the background when all files of a checkpoint are there, before it gets its name."""
@@ -103,10 +110,13 @@ class Checkpoints:
         self._manager.wait_until_finished()
         self._writing = None
 
-    def restore(self, like: TrainState, step: int | None = None) -> TrainState | None:
+    def restore(self, like: TrainState, step: int | None = None, *, behind: bool = False) -> TrainState | None:
         """The newest whole state (or that of `step`) with the shapes and shardings of `like`; None if there is none.
 
         Newer ones that are damaged are moved to `NAME_damaged`, with a warning that names both.
+
+        Args:
+            behind: also what was saved as such, if there is any. Otherwise it stays where it is.
 
         Raises:
             CheckpointError: all that are there are damaged, or that of `step` is.
@@ -116,12 +126,12 @@ class Checkpoints:
         step = self._newest_whole() if step is None else self._only(step)
         if step is None:
             return None
-        target = jax.tree.map(ocp.utils.to_shape_dtype_struct, {"trainable": like.trainable, "opt_state": like.opt_state})
+        wanted = {"arrays": {"trainable": like.trainable, "opt_state": like.opt_state}}
+        if behind and (self.directory / str(step) / _BEHIND).is_dir():
+            wanted[_BEHIND] = {"trainable": like.trainable}
+        wanted = {name: ocp.args.StandardRestore(jax.tree.map(ocp.utils.to_shape_dtype_struct, arrays)) for name, arrays in wanted.items()}
         try:
-            found = self._manager.restore(
-                step,
-                args=ocp.args.Composite(arrays=ocp.args.StandardRestore(target), record=ocp.args.JsonRestore()),
-            )
+            found = self._manager.restore(step, args=ocp.args.Composite(**wanted, record=ocp.args.JsonRestore()))
         except (ValueError, KeyError) as error:
             raise ValueError(
                 f"{self.directory}/{step} does not fit this model: {error}. Use the config it was trained with, or another --workdir."
@@ -131,6 +141,7 @@ class Checkpoints:
             trainable=found.arrays["trainable"],
             opt_state=found.arrays["opt_state"],
             record=dict(found.record),
+            behind=found[_BEHIND]["trainable"] if _BEHIND in wanted else None,
         )
 
     def _only(self, step: int) -> int:

@@ -28,6 +28,7 @@ from dk_jax.models.log_probs import token_log_probs
 from dk_jax.models.lora import combine
 from dk_jax.models.sharding import make_mesh, mesh_of, shard_batch
 from dk_jax.rl.losses import clipped_policy_loss
+from dk_jax.train.device_turns import Runner, at_once
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -108,7 +109,7 @@ def _layer_matrices(params: Any) -> Any:
     return jax.tree_util.tree_map_with_path(spec, params)
 
 
-_OF_AGENT = {"nll": "loss", "entropy": "entropy", "clip_fraction": "clip_fraction", "gap": "gap"}
+_OF_AGENT = {"nll": "loss", "entropy": "entropy", "clip_fraction": "clip_fraction", "gap": "gap", "kl": "kl", "ratio": "ratio"}
 
 
 class GradientSpike(FloatingPointError):
@@ -129,20 +130,22 @@ class Updater:
         loss: which loss.
         streams: microbatches in work at once; more than 1 needs more memory and helps on a CPU only.
         mesh: of `sharding.make_mesh`; all devices along "data" by default.
+        run: how each program is run; `DeviceTurns.learn` where another thread uses the devices too.
 
     Raises:
         ValueError: several streams on several devices: their collectives would meet in different orders and wait for each other.
     """
 
     def __init__(
-        self, static: Any, optimizer: optax.GradientTransformation, loss: LossConfig, streams: int = 1, mesh: jax.sharding.Mesh | None = None
-    ):
+        self, static: Any, optimizer: optax.GradientTransformation, loss: LossConfig, streams: int = 1, mesh: jax.sharding.Mesh | None = None,
+        run: Runner = at_once,
+    ):  # fmt: skip
         self.mesh = mesh or make_mesh(data=jax.device_count())
         if streams > 1 and self.mesh.size > 1:
             raise ValueError(f"streams={streams} on a mesh of {self.mesh.size} devices: use streams=1, a mesh shares the work out itself")
-        self.optimizer, self._static, self._loss, self._streams = optimizer, static, loss, streams
+        self.optimizer, self._static, self._loss, self._streams, self._run = optimizer, static, loss, streams, run
         self._compiled: tuple | None = None
-        self._step: Any = None
+        self._steps: dict[bool, Any] = {}
 
     def start(self, trainable: Any) -> Any:
         """The optimiser's state before the first update, every part of it where the parameter lies that it belongs to."""
@@ -160,12 +163,12 @@ class Updater:
             )
         return self._compiled
 
-    def _applied(self, trainable: Any, opt_state: Any) -> Any:
-        """The optimiser's step, compiled for parameters and state that lie so."""
-        if self._step is None:
+    def _applied(self, trainable: Any, opt_state: Any, *, keep: bool = False) -> Any:
+        """The optimiser's step, compiled for parameters and state that lie so; with `keep` the parameters are not overwritten."""
+        if keep not in self._steps:
             lies = jax.tree.map(lambda leaf: leaf.sharding, (trainable, opt_state))
-            self._step = jax.jit(partial(_apply, self.optimizer), donate_argnums=(0, 1), out_shardings=lies)
-        return self._step
+            self._steps[keep] = jax.jit(partial(_apply, self.optimizer), donate_argnums=(1,) if keep else (0, 1), out_shardings=lies)
+        return self._steps[keep]
 
     def traced(self, trainable: Any, frozen: Any, opt_state: Any, batch: dict[str, Any]) -> tuple[jax.stages.Traced, jax.stages.Traced]:
         """The two programs of an update, a microbatch's gradient and the optimiser's step, traced and not run; for planning.
@@ -190,9 +193,9 @@ class Updater:
         def run(stream: int) -> tuple[Any, dict[str, Any]]:
             with self._on_mesh():
                 own, sums = batches[stream :: self._streams], {}
-                total = zeros(trainable) if len(own) > 1 else None  # there is nothing to add one's gradient to, and memory to be saved
+                total = self._run(zeros, trainable) if len(own) > 1 else None  # there is nothing to add one's gradient to, and memory to be saved
                 for batch in own:
-                    total, stats = one(total, trainable, frozen, shard_batch(self.mesh, batch))
+                    total, stats = self._run(one, total, trainable, frozen, shard_batch(self.mesh, batch))
                     sums = {k: sums[k] + v if k in sums else v for k, v in stats.items()}
                 return jax.block_until_ready((total, sums))
 
@@ -205,7 +208,7 @@ class Updater:
             # Added in stream order: the same result whichever stream ends first.
             total, sums = parts[0]
             for more, stats in parts[1:]:
-                total = add(total, more)
+                total = self._run(add, total, more)
                 sums = {k: sums[k] + stats[k] for k in sums}
         return total, sums
 
@@ -217,18 +220,21 @@ class Updater:
         batches: Iterable[dict[str, np.ndarray]],
         *,
         largest_norm: float | None = None,
+        keep: bool = False,
     ) -> tuple[Any, Any, dict[str, float]]:
-        """Returns new (trainable, opt_state) and metrics. `trainable` and `opt_state` are donated.
+        """Returns new (trainable, opt_state) and metrics. `opt_state` is donated, and `trainable` unless it is to be kept: somebody still
+        uses it, which costs its memory once more.
 
         Metrics: grad_norm, loss, tokens, and means over tokens of what the loss tells (entropy, ...). For each AGENT with tokens also
-        tokens_AGENT and means over them: in the cold start loss_AGENT, the negative log-likelihood; in RL entropy_AGENT,
-        clip_fraction_AGENT and gap_AGENT, |log-prob now - log-prob when sampled| in nats.
+        tokens_AGENT and means over them: in the cold start loss_AGENT, the negative log-likelihood; in RL entropy_AGENT, and of the ratio
+        of probability now to probability when sampled ratio_AGENT, gap_AGENT (its logarithm's absolute value, in nats), kl_AGENT (the
+        estimate of KL(sampled || now) in nats) and clip_fraction_AGENT (tokens whose gradient clipping cut off).
 
         Raises FloatingPointError, leaving nothing applied, when gradient or loss is not finite, and GradientSpike, likewise, when the
         gradient's norm is above `largest_norm`.
         """
         total, sums = self.gradient(trainable, frozen, batches)
-        norm = float(_norm(total))  # one program: of many small ones each would wait for the other processes
+        norm = float(self._run(_norm, total))  # one program: of many small ones each would wait for the other processes
         if not np.isfinite(norm):
             raise FloatingPointError(
                 f"the gradient is not finite (norm {norm}). Lower the learning rate, or look for a broken row in the last batch."
@@ -238,7 +244,7 @@ class Updater:
         if largest_norm is not None and norm > largest_norm:
             raise GradientSpike(f"the gradient's norm is {norm:.4g}, above {largest_norm:.4g}")
         with self._on_mesh():
-            trainable, opt_state = self._applied(trainable, opt_state)(trainable, opt_state, total)
+            trainable, opt_state = self._run(self._applied(trainable, opt_state, keep=keep), trainable, opt_state, total)
         found = {k: float(v) for k, v in sums.items()}
         tokens = max(found.pop("tokens"), 1.0)
         metrics = {"grad_norm": norm, "loss": found.pop("loss"), "tokens": tokens}
@@ -305,7 +311,7 @@ def _gradient(static, loss: LossConfig, total, trainable, frozen, batch):
                 clip_low=loss.clip_low, clip_high=loss.clip_high, dual_clip=loss.dual_clip,
             )  # fmt: skip
             stats |= {name: (value * mask).sum() for name, value in info.items()}
-            seen = {"entropy": entropy, "clip_fraction": info["clip_fraction"], "gap": jnp.abs(logp - batch["old_logp"])}
+            seen = {"entropy": entropy, "gap": jnp.abs(logp - batch["old_logp"])} | info
             stats |= _by_agent(seen, mask, batch["agents"])
         per_row = (per_token * mask).sum(-1)
         value = (per_row * batch["weight"]).sum()

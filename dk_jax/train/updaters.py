@@ -5,6 +5,7 @@ from __future__ import annotations
 import optax
 from ml_collections import ConfigDict
 
+from dk_jax.train.device_turns import Runner, at_once
 from dk_jax.train.model import Model
 from dk_jax.train.update import LossConfig, Updater, make_optimizer
 
@@ -22,10 +23,10 @@ def for_cold_start(cfg: ConfigDict, model: Model) -> Updater:
     return Updater(model.static, optimizer(cfg.sft), LossConfig(kind="nll"), streams=cfg.learner.streams, mesh=model.mesh)
 
 
-def for_rl(cfg: ConfigDict, model: Model) -> Updater:
-    """Clipped policy gradient on all agents' tokens (`rl`); the schedules count its updates, `epochs` a step."""
+def for_rl(cfg: ConfigDict, model: Model, run: Runner = at_once) -> Updater:
+    """Clipped policy gradient on all agents' tokens (`rl`); the schedules count its updates, `epochs` a step. `run`: see `Updater`."""
     c = cfg.rl
     loss = LossConfig(
         kind="policy", clip_low=c.clip_low, clip_high=c.clip_high, dual_clip=c.dual_clip, temperature=cfg.rollout.temperature
     )
-    return Updater(model.static, optimizer(c, epochs=c.epochs), loss, streams=cfg.learner.streams, mesh=model.mesh)
+    return Updater(model.static, optimizer(c, epochs=c.epochs), loss, streams=cfg.learner.streams, mesh=model.mesh, run=run)

@@ -1,4 +1,4 @@
-"""A small run that ends itself by SIGKILL, as a script: python killed_run.py WORKDIR [PLACE COUNT DELAY_S].
+"""A small run that ends itself by SIGKILL, as a script: python killed_run.py WORKDIR STALENESS [PLACE COUNT DELAY_S].
 
 The policy's messages come from the real sampler, those of the other agents are scripted, so that skills come about; verdicts are a function
 of the candidate. DELAY_S after the process has come to PLACE for the COUNT-th time it is killed. What it goes through is written to
@@ -40,10 +40,10 @@ manifest being there, its being committed; the journal's cleaning."""
 _POLICY = AGENTS.index("policy")
 
 
-def config():
+def config(staleness: int = 0):
     c = tiny_config()
     c.rollout.update(dict(max_policy_tokens=160, max_rows=16))
-    c.rl.steps = 4
+    c.rl.update(dict(steps=4, staleness=staleness))
     return c
 
 
@@ -127,7 +127,7 @@ class MarkedRun(ScriptedRun):
         return MixedSampler(self.model.codec, Run.sampler(self, temperature=temperature, top_p=top_p), self._marks)
 
 
-def main(workdir: Path, kill: tuple[str, int, float] | None) -> None:
+def main(workdir: Path, staleness: int, kill: tuple[str, int, float] | None) -> None:
     marks = Marks(workdir / "marks", kill)
     of_rl = lambda checkpoints, *_: checkpoints.directory.name == "rl"  # noqa: E731
     marks.around(Updater, "update", "update")
@@ -137,7 +137,7 @@ def main(workdir: Path, kill: tuple[str, int, float] | None) -> None:
     marks.around(Checkpoints, "_seal", "seal", "sealed", when=of_rl)
     marks.around(Checkpoints, "wait", after="committed", when=of_rl)
     marks.around(Journal, "forget", "settle")
-    run = MarkedRun(config(), workdir, marks)
+    run = MarkedRun(config(staleness), workdir, marks)
     start = run.sft().trainable
     marks.at("rl")
     state = run.rl(start)
@@ -152,10 +152,10 @@ def main(workdir: Path, kill: tuple[str, int, float] | None) -> None:
     (workdir / "result.json").write_text(json.dumps(found))
 
 
-def spawn(workdir: Path, kill: tuple[str, int, float] | None = None, timeout_s: float = 280) -> int:
+def spawn(workdir: Path, kill: tuple[str, int, float] | None = None, timeout_s: float = 280, staleness: int = 0) -> int:
     """Runs it in a process of its own, killed as said; returns its status. What it printed is in WORKDIR/output."""
     workdir.mkdir(parents=True, exist_ok=True)
-    arguments = [str(a) for a in kill or ()]
+    arguments = [str(a) for a in (staleness, *(kill or ()))]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
     with open(workdir / "output", "ab") as output:
         done = subprocess.run(
@@ -193,12 +193,14 @@ def judged(workdir: Path) -> Counter:
     return Counter(line for process in marks_of(workdir) for line in process if line.startswith("judge "))
 
 
-def judged_again(workdir: Path, whole: Counter) -> Counter:
+def judged_again(workdir: Path, whole: Counter, staleness: int = 0) -> Counter:
     """Candidates that were judged more often than in the undisturbed run, less those whose verdict had not arrived at a kill: the one that
     was being judged, or all of a verification, whose verdicts arrive together."""
     extra = judged(workdir) - whole
+    # What the thread went through that judges; with staleness 1 updates and commits are another's.
+    places = ("sample", "judge", "verify") if staleness else ("sample", "judge", "verify", "update", "commit")
     for process in marks_of(workdir)[:-1]:
-        own = [line for line in process if line.split()[0] in ("sample", "judge", "verify", "update", "commit")]
+        own = [line for line in process if line.split()[0] in places]
         while own and own[-1].startswith("judge "):
             extra -= Counter([own.pop()])
             if "verify" not in _last_group(own):
@@ -212,5 +214,5 @@ def _last_group(own: list[str]) -> str:
 
 
 if __name__ == "__main__":
-    _, where, *how = sys.argv
-    main(Path(where), (how[0], int(how[1]), float(how[2])) if how else None)
+    _, where, staleness, *how = sys.argv
+    main(Path(where), int(staleness), (how[0], int(how[1]), float(how[2])) if how else None)

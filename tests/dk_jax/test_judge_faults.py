@@ -105,3 +105,35 @@ def test_refusals_name_the_tasks_and_the_reasons():
             return "zeros would pass" if task.name == "b" else ""
 
     assert make_judge(Client()).refusals([A, B]) == {"b": "zeros would pass"}
+
+
+@pytest.mark.parametrize("call", ["evaluate", "verify"])
+def test_who_is_told_to_abort_does_not_sit_out_the_pause(monkeypatch, call):
+    monkeypatch.setattr(judge_module, "FIRST_PAUSE_S", 60.0)
+    asked, raised = threading.Event(), []
+
+    class Told(Faulty):
+        def _judge(self):
+            asked.set()
+            return super()._judge()
+
+        def abort(self):
+            """Nothing is in flight."""
+
+    judge = make_judge(Told(10**6), retry_for_s=600.0)
+
+    def ask():
+        try:
+            if call == "evaluate":
+                judge.evaluate(requests((A, "1"), (B, "2")), phase="p")
+            else:
+                judge.verify([Arms(task=A, control=("c",), treated=("t",))], phase="v")
+        except SandboxUnavailable as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    assert asked.wait(30)
+    judge.abort()
+    thread.join(30)
+    assert not thread.is_alive() and "card is full" in str(raised[0])

@@ -146,7 +146,7 @@ def collected(tmp_path, skills=3, **changes):
     run = ToyRun(toy("davinci_14b", **changes), tmp_path, skills=skills)
     with RLPhase(run) as phase:
         state = phase.newest(run.model.trainable)
-        rollouts = phase.collect(state, run.sampler(temperature=1.0), run.judge("rl"), run.verifier)
+        rollouts = phase.collect(phase.present(state), state.step, run.sampler(temperature=1.0), run.judge("rl"), run.verifier)
     return rollouts, run.asked, run
 
 

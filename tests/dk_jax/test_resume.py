@@ -47,6 +47,22 @@ def test_killed_in_judging_commit_and_checkpoint_a_run_continues_bit_for_bit(who
     assert not killed_run.judged_again(workdir, judged)
 
 
+def test_killed_while_rollouts_and_updates_overlap_a_run_continues_bit_for_bit(whole, tmp_path):
+    ahead = dict(staleness=1)
+    undisturbed = killed_run.without_rl(whole, tmp_path / "undisturbed")
+    (undisturbed / "config.json").unlink()
+    assert killed_run.spawn(undisturbed, **ahead) == 0, (undisturbed / "output").read_text()[-3000:]
+    wanted, judged = killed_run.outcome(undisturbed), killed_run.judged(undisturbed)
+    assert [line["staleness"] for line in wanted["scalars"]] == [0.0, 1.0, 1.0, 1.0] and wanted["result"]["skills"]["active"] >= 1
+    assert all(line["gap_policy"] > 1e-4 for line in wanted["scalars"][2:]), "the first update's rate is 0, from the second on they differ"
+    workdir = killed_run.without_rl(undisturbed, tmp_path / "run")
+    for kill in (("update", 2, 0.0), ("judge", 6, 0.001), ("seal", 1, 0.0), ("commit", 1, 0.0)):
+        assert killed_run.spawn(workdir, kill, **ahead) == -9, (workdir / "output").read_text()[-3000:]
+    assert killed_run.spawn(workdir, **ahead) == 0, (workdir / "output").read_text()[-3000:]
+    assert killed_run.outcome(workdir) == wanted
+    assert not killed_run.judged_again(workdir, judged, **ahead)
+
+
 def test_where_the_newest_checkpoint_is_damaged_the_one_before_and_the_journal_lead_to_the_same(whole, tmp_path):
     wanted, workdir = killed_run.outcome(whole), tmp_path / "run"
     shutil.copytree(whole, workdir)

@@ -9,6 +9,7 @@ import pytest
 from dk_jax.generation.sampler import SamplerConfig, make_sampler
 from dk_jax.models.backbone import build_backbone
 from dk_jax.models.config import AGENTS, BackboneConfig
+from dk_jax.models.log_probs import token_log_probs
 from dk_jax.train.batch import Row, microbatches
 from dk_jax.train.update import LossConfig, Updater, make_optimizer
 
@@ -83,6 +84,35 @@ def test_tokens_that_the_sampler_has_just_drawn_have_the_ratio_1(temperature):
     copy = jax.tree.map(lambda leaf: leaf.copy(), PARAMS)
     _, _, off = wrong.update(copy, NOTHING, wrong.optimizer.init(copy), microbatches(found, size=4, step=32))
     assert abs(off["ratio"] - 1.0) > 1e-2, "another temperature shows"
+
+
+def test_parameters_that_somebody_still_uses_are_kept_and_the_update_is_the_same():
+    found = []
+    for keep in (False, True):
+        own, start = updater(), jax.tree.map(lambda leaf: leaf.copy(), PARAMS)
+        after, state, _ = own.update(start, NOTHING, own.start(start), microbatches(rows(), size=2, step=8), keep=keep)
+        found.append(jax.tree.map(np.asarray, (after, state)))
+        assert {leaf.is_deleted() for leaf in jax.tree.leaves(start)} == {not keep}
+    for a, b in zip(*map(jax.tree.leaves, found), strict=True):
+        np.testing.assert_array_equal(a, b)
+    close(start, PARAMS, rtol=0, atol=0)
+
+
+def test_how_far_the_policy_has_moved_is_told_of_each_agent():
+    own, start = updater(), jax.tree.map(lambda leaf: leaf.copy(), PARAMS)
+    batch = microbatches(rows(), size=8, step=32)
+    _, _, metrics = own.update(start, NOTHING, own.start(start), batch)
+    [b] = batch
+    logp = token_log_probs(STATIC, PARAMS, b["tokens"], b["lengths"], b["agents"]).log_probs
+    delta = np.asarray(logp, np.float64) - b["old_logp"]
+    for i, agent in enumerate(AGENTS):
+        own_tokens = (b["mask"] > 0) & (b["agents"] == i)[:, None]
+        d = delta[own_tokens]
+        assert metrics[f"gap_{agent}"] == pytest.approx(np.abs(d).mean(), rel=1e-4)
+        assert metrics[f"ratio_{agent}"] == pytest.approx(np.exp(d).mean(), rel=1e-4)
+        assert metrics[f"kl_{agent}"] == pytest.approx((np.exp(d) - 1 - d).mean(), rel=1e-3)
+    tokens = {agent: metrics[f"tokens_{agent}"] for agent in AGENTS}
+    assert metrics["kl"] == pytest.approx(sum(metrics[f"kl_{a}"] * n for a, n in tokens.items()) / sum(tokens.values()), rel=1e-4)
 
 
 def test_only_the_named_modules_change_and_only_they_count_in_the_norm():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from types import SimpleNamespace
 
 import pytest
@@ -9,7 +10,8 @@ import pytest
 from dk_jax.agents.text import TaskView
 from dk_jax.rollout.trajectory import Trajectory, Turn, Verdict
 from dk_jax.rollout.verify import Call, Verifier
-from dk_jax.skills.record import SkillDraft
+from dk_jax.skills.library import SkillLibrary
+from dk_jax.skills.record import Skill, SkillDraft
 from dk_jax.skills.verification import SequentialTest
 
 CONFIG = SimpleNamespace(style="compact", max_policy_tokens=20)
@@ -64,14 +66,16 @@ class Judge:
         )  # fmt: skip
 
 
+VERIFIER = Verifier(
+    rule=SequentialTest(min_ratio=1.0, alpha=0.1, looks=(4, 8), bar=1.2, fail_speedup=0.25), pairs_per_look=2, max_verifications=4,
+    siblings=lambda task: [TASKS["sibling"]] if task.name == "trigger" else [], device="cpu", language="cpp",
+)  # fmt: skip
+
+
 def verified(speaker, drafts, judge=None):
-    verifier = Verifier(
-        rule=SequentialTest(min_ratio=1.0, alpha=0.1, looks=(4, 8), bar=1.2, fail_speedup=0.25), pairs_per_look=2, max_verifications=4,
-        siblings=lambda task: [TASKS["sibling"]] if task.name == "trigger" else [], device="cpu", language="cpp",
-    )  # fmt: skip
-    trajectory = Trajectory(agent="summary", task="trigger", group="g")
+    trajectory = Trajectory(agent="summary", task="trigger", group="g", turns=[Turn(text="", stop="eos")])
     calls = [Call(trajectory=trajectory, trigger=trajectory, drafts=list(drafts))]
-    return verifier.verify(speaker, judge or Judge(), calls, TASKS, [], config=CONFIG, views=view, seed=1, step=2)
+    return VERIFIER.verify(speaker, judge or Judge(), calls, TASKS, [], config=CONFIG, views=view, seed=1, step=2)
 
 
 def test_a_skill_that_helps_is_proved_on_its_task_and_a_sibling():
@@ -96,3 +100,39 @@ def test_a_skill_whose_prompt_has_no_room_is_refused_alone():
     refused, found = verified(Speaker(room=400), [long, draft("rows")])
     assert refused.problems == ["a task's prompt with it does not fit into the context"] and refused.decision is None
     assert found.accepted
+
+
+class Unmoved(Judge):
+    """Kernels with the skill are no faster."""
+
+    @staticmethod
+    def _verdict(source):
+        return Judge._verdict("without")
+
+
+def test_what_a_skill_of_the_step_before_has_overtaken_is_recorded_and_does_not_enter(tmp_path):
+    """Proposals of a step that did not see the library as it is now, as with rl.staleness=1."""
+    name, text, other = draft("rows"), draft("columns", idea="blocks of columns"), draft("planes", idea="one plane at a time")
+    proposals = verified(Speaker(), [name, text, other])
+    [refuted] = verified(Speaker(), [draft("rows", idea="threads over tiles")], Unmoved())
+    assert [p.accepted for p in (*proposals, refuted)] == [True, True, True, False]
+    with SkillLibrary(tmp_path / "library.sqlite") as library:
+        for come in (draft("rows", idea="something else"), dataclasses.replace(text, name="blocks")):
+            library.activate(library.propose(come))
+        library.commit(1)
+        before = library.active()
+        assert VERIFIER.stage(library, [*proposals, refuted], step=2) == 2
+        library.commit(2)
+        assert library.active() == [*before, library.get("planes")] and library.get("rows") == before[0]
+        rejected: list[Skill] = library.skills("rejected")
+    assert [(skill.name, skill.evidence[0].decision) for skill in rejected] == [("rows", "accept"), ("columns", "accept"), ("rows", "reject")]
+    reasons = [skill.evidence[0].reason for skill in rejected]
+    assert "a skill named 'rows' has come in the step before" in reasons[0] and "skill 'blocks', which has come" in reasons[1]
+
+
+def test_proposals_that_nothing_has_overtaken_enter_as_they_were_proved(tmp_path):
+    proposals = verified(Speaker(), [draft("rows"), draft("columns", idea="blocks of columns")])
+    with SkillLibrary(tmp_path / "library.sqlite") as library:
+        assert VERIFIER.stage(library, proposals, step=0) == 0
+        library.commit(0)
+        assert [skill.name for skill in library.active()] == ["rows", "columns"]
