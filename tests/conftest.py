@@ -8,6 +8,7 @@ import importlib.util
 import mmap
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
@@ -17,6 +18,10 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     atexit.register(shutil.rmtree, _cache, ignore_errors=True)
     os.environ["JAX_COMPILATION_CACHE_DIR"] = _cache
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # As a shell without job control starts what it puts in the background; what tests start would inherit it, and be deaf to interrupts.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _QUICK = {
     "xla_backend_optimization_level": "0",

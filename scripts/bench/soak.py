@@ -10,6 +10,7 @@ evaluation, a file or GPU memory left behind is a failure, and the exit status i
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import random
 import threading
@@ -55,7 +56,7 @@ class Watch(threading.Thread):
                     continue
             if self._every_s and time.monotonic() > next_kill:
                 next_kill = time.monotonic() + self._every_s * self._rng.uniform(0.5, 1.5)
-                oracles = [p for p in self._root.children() if "sandbox.oracle.worker" in " ".join(p.cmdline())]
+                oracles = [p for p in self._root.children() if _is_oracle(p)]
                 if oracles:
                     self._rng.choice(oracles).kill()
                     self.kills += 1
@@ -79,6 +80,12 @@ class Watch(threading.Thread):
             except psutil.NoSuchProcess:
                 continue
         return found
+
+
+def _is_oracle(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
+        return "sandbox.oracle.worker" in " ".join(process.cmdline())
+    return False
 
 
 def plan(kinds: tuple[Kind, ...], count: int, seed: int) -> list[tuple[Kind, Candidate]]:

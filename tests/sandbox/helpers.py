@@ -83,6 +83,22 @@ def descendants(pid: int) -> list[psutil.Process]:
     return psutil.Process(pid).children(recursive=True)
 
 
+def command_of(process: psutil.Process | None) -> str:
+    """A process's command line; "" for one that has ended meanwhile, reaped or not."""
+    try:
+        return " ".join(process.cmdline()) if process is not None else ""
+    except psutil.NoSuchProcess:  # a zombie too
+        return ""
+
+
+def parent_of(process: psutil.Process) -> psutil.Process | None:
+    """Its parent; None where one of the two has ended meanwhile."""
+    try:
+        return process.parent()
+    except psutil.NoSuchProcess:
+        return None
+
+
 def open_descriptors() -> int:
     """Number of this process's descriptors, without those of objects that nobody can reach any more."""
     gc.collect()

@@ -21,7 +21,7 @@ import pytest
 from sandbox.client import SandboxClient
 from sandbox.protocol import Candidate, Options
 from sandbox.top import parse
-from tests.sandbox.helpers import GOOD_BODY, ROOT, Server, eventually, kernel, running_server
+from tests.sandbox.helpers import GOOD_BODY, ROOT, Server, command_of, eventually, kernel, running_server
 
 pytestmark = [pytest.mark.xdist_group("ray"), pytest.mark.timeout(240)]
 NODE = {"num_cpus": 1, "object_store_memory": 80 << 20, "include_dashboard": False}
@@ -205,7 +205,7 @@ def test_a_killed_oracle_is_replaced_on_its_node(fleet, task):
     assert eventually(lambda: fleet.client.result(one, 0).stage == "loaded")
     for node in fleet.cluster.list_all_nodes():
         for process in processes_of(node):
-            if "sandbox.oracle.worker" in " ".join(process.cmdline()):
+            if "sandbox.oracle.worker" in command_of(process):
                 os.kill(process.pid, signal.SIGKILL)
     result = fleet.client.result(one, 60)
     assert result.outcome == "ok" and result.attempts in (2, 3)

@@ -21,9 +21,11 @@ from sandbox.workers import make_directory, remove_directory
 from tests.sandbox.helpers import (
     GOOD_BODY,
     ROOT,
+    command_of,
     descendants,
     eventually,
     kernel,
+    parent_of,
     python_module,
     running_server,
 )
@@ -35,7 +37,7 @@ ENDLESS = "        import time; time.sleep(1000)"
 def oracle_processes(server_pid: int) -> list[int]:
     """Pids of a server's oracle processes."""
     children = psutil.Process(server_pid).children()
-    return [child.pid for child in children if "sandbox.oracle.worker" in " ".join(child.cmdline())]
+    return [child.pid for child in children if "sandbox.oracle.worker" in command_of(child)]
 
 
 def good(number: object):
@@ -250,9 +252,8 @@ def test_a_killed_zygote_is_replaced_too(server, sandbox, task, quick):
     [one] = sandbox.submit(task, [python_module(SLOW, "# zygote dies")], quick)
     assert eventually(lambda: sandbox.result(one, 0).stage == "loaded")
     for process in descendants(server.pid):
-        if "sandbox.jail.zygote" in " ".join(process.cmdline()) and process.parent().pid != process.pid:
-            if "zygote" not in " ".join(process.parent().cmdline()):
-                os.kill(process.pid, signal.SIGKILL)
+        if "sandbox.jail.zygote" in command_of(process) and "zygote" not in command_of(parent_of(process)):
+            os.kill(process.pid, signal.SIGKILL)
     assert sandbox.result(one, 60).outcome == "ok"
     assert eventually(lambda: sandbox.health().status == "ok", 60)
 
