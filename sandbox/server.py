@@ -80,7 +80,7 @@ def create_app(settings: Settings, scratch: Path, fleet: Fleet | None = None) ->
         threads=settings.threads,
         isolation=settings.isolation,
         gpu=any(device.startswith("cuda") for device in settings.devices),
-        device_share=1.0 / max(1, settings.workers),
+        device_share=settings.device_share,
         log_level=settings.log_level,
         log_format=settings.log_format,
     )

@@ -64,6 +64,11 @@ class Settings:
     log_level: str = "WARNING"
     log_format: LogFormat = "text"
 
+    @property
+    def device_share(self) -> float:
+        """Part of a GPU's memory that is one worker's: any of them may judge on any GPU."""
+        return 1.0 / self.workers
+
 
 def make_settings(
     *,

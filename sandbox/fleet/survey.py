@@ -97,7 +97,7 @@ def survey(wishes: Wishes) -> Survey:
             "threads": settings.threads,
             "isolation": settings.isolation,
             "gpu": any(device.startswith("cuda") for device in settings.devices),
-            "device_share": 1.0 / settings.workers,
+            "device_share": settings.device_share,
             "log_level": settings.log_level,
             "log_format": settings.log_format,
         },

@@ -30,6 +30,7 @@ import numpy as np
 from serving import ROOT, provenance
 
 from dk_jax.generation import Engine, EngineConfig, Request
+from dk_jax.generation.jobs import Counts
 from dk_jax.generation.sizes import count_weights
 from dk_jax.models import BackboneConfig, build_backbone
 from dk_jax.models.backbone import Params, Static
@@ -193,7 +194,7 @@ def lengths(bench: Bench, batches: list[int]) -> dict:
     for width in sorted({engine.config.width(128, n) for n in range(1, rows + 1)}):  # compiles for every number of prompts fed together
         engine.run(bench.params, requests(bench.prompts([128] * width, seed=1000 + first), 2, first_key=10_000 + first))
         first += width
-    engine.counts = type(engine.counts)()
+    engine.counts = Counts()
     seconds = timed(lambda: engine.run(bench.params, requests(prompts, news)))
     busy, rate = engine.counts.decoded / engine.counts.row_steps, sum(news) / seconds
     equal = {n: rows * n / timed(lambda: engine.run(bench.params, requests(prompts[:rows], n))) for n in (2048, mean)}  # noqa: B023

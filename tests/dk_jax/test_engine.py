@@ -1,7 +1,6 @@
 """Rows come and go, conversations go on from what is kept of them, and nobody's tokens depend on who was there before."""
 
 import dataclasses
-import functools
 import logging
 from types import SimpleNamespace
 
@@ -10,70 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dk_jax.generation import Drawing, Engine, EngineConfig, Request, implementation
+from dk_jax.generation import Drawing, Engine, Request
 from dk_jax.generation.engine import make_programs
-from dk_jax.generation.implementation import fastest_attention, fastest_prompts
-from dk_jax.generation.kv_cache import KVCache
-from dk_jax.generation.programs import Programs
 from dk_jax.generation.sizes import count_weights
-from dk_jax.models import BackboneConfig, token_log_probs
-from dk_jax.models.backbone import unstack_for_decode
-from dk_jax.models.decode_attention import fused_attention
-from dk_jax.models.layers import rope_angles
-from tests.dk_jax.filled import filled_backbone
-
-EOS = 2
-CFG = BackboneConfig(
-    family="qwen3", vocab_size=61, d_model=32, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=8, d_ff=48, head_rank=3, shifted_kv_heads=1
-)
-SIZES = EngineConfig(eos_id=EOS, rows=4, max_length_tokens=96, block=4, chunks=(8, 16), cache_step=32, prefill_tokens=32)
-
-
-@functools.cache
-def backbone(cfg=CFG):
-    return filled_backbone(cfg)
-
-
-@functools.cache
-def programs(config=SIZES, cfg=CFG):
-    return make_programs(backbone(cfg)[0], config)
-
-
-def engine(config=SIZES, cfg=CFG):
-    return Engine(backbone(cfg)[0], config, programs(config, cfg))
-
-
-def prompts(lengths, seed=0):
-    rng = np.random.default_rng(seed)
-    return [rng.integers(3, CFG.vocab_size, n).tolist() for n in lengths]
-
-
-def requests(some, agents=None, new=12, first_key=100, **more):
-    agents = agents or [i % 3 for i in range(len(some))]
-    return [
-        Request(tokens=prompt, agent=agent, key=first_key + i, max_new_tokens=new, **more)
-        for i, (prompt, agent) in enumerate(zip(some, agents, strict=True))
-    ]
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def scored(static, params, tokens, lengths, agents):
-    return token_log_probs(static, params, tokens, lengths, agents).log_probs
-
-
-def agrees(history, sample, agent, cfg=CFG):
-    """Whether the log-probs are those of the training forward pass on the same tokens."""
-    static, params = backbone(cfg)
-    row = [*history, *sample.tokens]
-    table = scored(static, params, jnp.asarray([row + [0] * (96 - len(row))]), jnp.asarray([len(row)]), jnp.asarray([agent]))
-    np.testing.assert_allclose(sample.logp_model, np.asarray(table)[0, len(history) - 1 : len(row) - 1], atol=1e-4)
-    return len(sample.tokens)
-
-
-def same(a, b):
-    assert a.tokens == b.tokens and a.stop == b.stop
-    np.testing.assert_array_equal(a.logp_sample, b.logp_sample)
-    np.testing.assert_array_equal(a.logp_model, b.logp_model)
+from tests.dk_jax.small_engine import CFG, SIZES, agrees, backbone, engine, prompts, requests, same
 
 
 class TestContinuousBatching:
@@ -317,106 +256,6 @@ class TestStopping:
         found = engine().run(backbone()[1], some)
         assert found[0].tokens == found[1].tokens == found[3].tokens != found[2].tokens
         np.testing.assert_allclose(found[1].logp_sample, 0.0, atol=1e-6)
-
-
-class TestAttention:
-    @pytest.mark.parametrize(("rows", "heads", "kv_heads", "slots", "splits"), [(3, 4, 2, 200, None), (2, 8, 8, 64, 1), (5, 6, 2, 300, 4)])
-    def test_the_kernel_looks_at_each_rows_slots_and_no_further(self, rows, heads, kv_heads, slots, splits):
-        rng = np.random.default_rng(rows)
-        cfg = dataclasses.replace(CFG, n_heads=heads, n_kv_heads=kv_heads, head_dim=16, shifted_kv_heads=0)
-        q, k, v = (rng.standard_normal(shape).astype(np.float32) for shape in ((rows, heads, 16), *((rows, kv_heads, slots, 16),) * 2))
-        lengths = rng.integers(1, slots + 1, rows)
-        lengths[0] = slots
-        far = np.arange(slots)[:, None] >= lengths[:, None, None, None]
-        pair = jnp.where(far, np.nan, k), jnp.where(far, np.nan, v)
-        plain = KVCache(cfg, "heads").attend(q[:, None], (jnp.asarray(k), jnp.asarray(v)), jnp.asarray(lengths - 1))[:, 0]
-        np.testing.assert_allclose(fused_attention(q, *pair, lengths, splits=splits, interpret=True), plain, atol=1e-5)
-
-    def test_a_cache_for_the_kernel_is_written_and_read_like_any_other(self):
-        cfg = dataclasses.replace(CFG, head_dim=16)
-        mine = Programs(backbone(cfg)[0], KVCache(cfg, "fused", interpret=True), eos_id=EOS, stops=(), block=4)
-        config = dataclasses.replace(SIZES, attention="fused")
-        some = requests(prompts([5, 21, 9]), new=5)
-        fused = Engine(backbone(cfg)[0], config, mine).run(backbone(cfg)[1], some)
-        for one, sample in zip(some, fused, strict=True):
-            agrees(one.tokens, sample, one.agent, cfg)
-
-    def test_first_chunks_that_look_at_themselves_alone_are_the_trainers(self):
-        cfg = dataclasses.replace(CFG, shifted_kv_heads=0)
-        mine = Programs(backbone(cfg)[0], KVCache(cfg, "columns", prompts="blocks"), eos_id=EOS, stops=(), block=4)
-        some = requests(prompts([1, 2, 9, 17, 40, 5, 21, 9]), new=5)
-        got = Engine(backbone(cfg)[0], SIZES, mine).run(backbone(cfg)[1], some)
-        for one, sample in zip(some, got, strict=True):
-            agrees(one.tokens, sample, one.agent, cfg)
-        fed = [sizes[4] for sizes in mine._seen if sizes[0] == "feed"]
-        assert True in fed and False in fed, "prompts of several chunks go on by looking at the cache"
-
-    def test_a_joined_product_is_in_the_place_of_its_parts_where_none_has_lora(self):
-        static, params = backbone(dataclasses.replace(CFG, lora_rank=2, lora_targets=("v", "down")))
-        [layer, _] = unstack_for_decode(static, params, joined=True)["layers"]
-        assert {"q", "k", "v", "q_norm"} <= layer["attention"].keys() and layer["mlp"].keys() == {"gate_up", "down"}
-        static, params = backbone()
-        [layer, _] = unstack_for_decode(static, params, joined=True)["layers"]
-        assert layer["attention"].keys() == {"qkv", "qk_norm", "o"}
-        x, seen = jnp.ones((2, 3, CFG.d_model)), []
-        plain = unstack_for_decode(static, params)["layers"][0]
-        for parts, joined in ((plain, False), (layer, True)):
-            look = lambda q, k, v: (seen.append((q, k, v)) or q, None)  # noqa: E731
-            seen.append(static.layer(parts, joined)(x, rope_angles(CFG, jnp.arange(6).reshape(2, 3)), look)[0])
-        for one, other in zip(*(jax.tree.leaves(half) for half in (seen[:2], seen[2:])), strict=True):
-            np.testing.assert_allclose(one, other, atol=1e-6)
-
-    @pytest.mark.parametrize(
-        ("prompts", "change", "message"),
-        [("cudnn", {}, "shifted"), ("cudnn", {"shifted_kv_heads": 0}, "bfloat16"), ("flash", {}, "choose 'xla', 'blocks' or 'cudnn'")],
-    )
-    def test_what_cannot_be_done_with_prompts_is_said(self, prompts, change, message):
-        with pytest.raises(ValueError, match=message):
-            KVCache(dataclasses.replace(CFG, **change), "columns", prompts=prompts)
-
-    def test_a_batch_of_one_is_no_batch_for_a_gpu(self, monkeypatch):
-        assert implementation.least_rows(SimpleNamespace(platform="gpu")) == 2 and implementation.least_rows() == 1
-        one = dataclasses.replace(SIZES, rows=1)
-        assert engine(one).config.rows == 1
-        monkeypatch.setattr("dk_jax.generation.engine.least_rows", lambda device: 2)
-        some = requests(prompts([5, 9, 21]), new=5)
-        two = engine(one)
-        assert two.config.rows == 2
-        for got, expected in zip(two.run(backbone()[1], some), engine().run(backbone()[1], some), strict=True):
-            assert got.tokens == expected.tokens
-
-    def test_prompts_are_attended_in_by_what_is_there_and_fastest(self, caplog):
-        cfg = dataclasses.replace(CFG, shifted_kv_heads=0, compute_dtype="bfloat16")
-        with caplog.at_level(logging.INFO, "dk_jax.generation.implementation"):
-            assert fastest_prompts(cfg, SIZES, platform="gpu") == "xla"
-        assert "cuDNN does not attend in prompts" in caplog.text and "2 of 16 tokens: xla" in caplog.text
-        assert fastest_prompts(CFG, SIZES, platform="gpu") == fastest_prompts(cfg, SIZES) == "xla"
-
-    @pytest.mark.parametrize(
-        ("attention", "change", "message"),
-        [("cudnn", {}, "bfloat16"), ("fused", {}, "power of two"), ("fused", {"head_dim": 48}, "head_dim"), ("flash", {}, "choose one")],
-    )
-    def test_what_an_implementation_cannot_do_is_said(self, attention, change, message):
-        with pytest.raises(ValueError, match=message):
-            KVCache(dataclasses.replace(CFG, **change), attention)
-
-    def test_the_fastest_that_works_is_taken_and_all_are_named(self, monkeypatch, caplog):
-        def seconds_of(kv, config):
-            if kv.attention == "heads":
-                return 1e-3
-            raise NotImplementedError("not on this machine")
-
-        monkeypatch.setattr(implementation, "seconds_of", seconds_of)
-        with caplog.at_level(logging.INFO, "dk_jax.generation.implementation"):
-            assert fastest_attention(CFG, SIZES, platform="gpu") == "heads"
-        assert "heads 1000 us" in caplog.text and "fused does not work" in caplog.text and "cudnn does not work" in caplog.text
-        monkeypatch.setitem(implementation.CANDIDATES, "gpu", ("cudnn", "fused"))
-        with pytest.raises(RuntimeError, match="no attention works on gpu"):
-            fastest_attention(CFG, SIZES, platform="gpu")
-
-    def test_a_measurement_measures(self):
-        assert 0 < implementation.seconds_of(KVCache(CFG, "columns"), SIZES) < 1
-        assert fastest_attention(CFG, SIZES, platform="tpu") in ("heads", "columns")
 
 
 class TestMemory:

@@ -24,7 +24,7 @@ from dk_jax.train.setup import ConfigError
 from dk_jax.train.state import TrainState
 from dk_jax.train.update import Updater
 from tests.dk_jax.fake_sandbox import A, FakeClient, make_judge
-from tests.end_to_end.scripted import ScriptedClient, ScriptedRun, tiny_config
+from tests.end_to_end.scripted import ScriptedClient, ScriptedRun, cold_started, tiny_config
 
 
 def small_config():
@@ -36,11 +36,7 @@ def small_config():
 @pytest.fixture(scope="module")
 def started(tmp_path_factory):
     """A workdir with the cold start done."""
-    workdir = tmp_path_factory.mktemp("started") / "run"
-    run = ScriptedRun(small_config(), workdir, ScriptedClient())
-    run.sft()
-    run.close()
-    return workdir
+    return cold_started(tmp_path_factory.mktemp("started") / "run", small_config())
 
 
 @pytest.fixture

@@ -29,6 +29,14 @@ from sandbox.protocol import (
 )
 
 
+def cold_started(workdir, cfg):
+    """The workdir, with the cold start of a scripted run done in it."""
+    run = ScriptedRun(cfg, workdir, ScriptedClient())
+    run.sft()
+    run.close()
+    return workdir
+
+
 class Killed(BaseException):
     """Stands for SIGKILL: no handler of the run may catch it."""
 

@@ -26,7 +26,7 @@ from dk_jax.train.state import Checkpoints
 from dk_jax.train.update import Updater
 from sandbox.client import SandboxUnavailable
 from tests.dk_jax.toy_recipes import ToyRun, toy
-from tests.end_to_end.scripted import Killed, ScriptedClient, ScriptedRun, tiny_config
+from tests.end_to_end.scripted import Killed, ScriptedClient, ScriptedRun, cold_started, tiny_config
 
 STEPS = 4
 LIMIT_S = 60.0
@@ -42,10 +42,7 @@ def config(staleness: int = 1, **rl):
 @pytest.fixture(scope="module")
 def started(tmp_path_factory):
     """A workdir with the cold start done, of which no config is remembered."""
-    workdir = tmp_path_factory.mktemp("started") / "run"
-    run = ScriptedRun(config(), workdir, ScriptedClient())
-    run.sft()
-    run.close()
+    workdir = cold_started(tmp_path_factory.mktemp("started") / "run", config())
     (workdir / "config.json").unlink()
     return workdir
 
