@@ -23,40 +23,21 @@ from serving import ROOT, provenance
 SECTIONS = ("train", "peer", "longest")
 LIMIT_S = 400
 OURS = """
-import dataclasses, json, sys, time
+import json, sys, time
 import jax, jax.numpy as jnp, numpy as np
-from dk_jax.models import build_backbone
-from dk_jax.models.presets import PRESETS, parameter_count, preset
-from dk_jax.train.batch import Row, microbatches
-from dk_jax.train.update import LossConfig, Updater, make_optimizer
+from learner_step import LearnerStep
 asked = json.loads(sys.argv[1])
 gpu = jax.default_backend() == "gpu"
-name, n_rows, tokens = asked["model"], asked["rows"], asked["tokens"]
-how = dict(compute_dtype="bfloat16", attention="cudnn") if gpu else {}
-cfg = preset(name if name in PRESETS else f"qwen3-{name}", remat=True, **how)
-if asked["shrunk"]:
-    cfg = dataclasses.replace(cfg, n_layers=2, d_model=64, d_ff=96, n_heads=4, n_kv_heads=2, head_dim=16, vocab_size=512)
-static, params = build_backbone(cfg, jax.random.key(0))
-optimizer = make_optimizer(lr=1e-6, warmup=1, steps=100, weight_decay=0.0, clip_norm=1.0, decay=False)
-updater = Updater(static, optimizer, LossConfig(kind="policy"))
-frozen = jax.tree.map(lambda leaf: None, params)
-state = updater.start(params)
-rng = np.random.default_rng(0)
-each, fresh = [1.0] * tokens, [-float(np.log(cfg.vocab_size))] * tokens
-rows = [Row(tokens=rng.integers(0, cfg.vocab_size, tokens).tolist(), loss=each, advantage=each, old_logp=fresh, agent=1,
-            weight=1.0 / (n_rows * tokens)) for _ in range(n_rows)]
-batches = microbatches(rows, size=n_rows, step=min(tokens, 1024))
+step = LearnerStep(model=asked["model"], rows=asked["rows"], tokens=asked["tokens"], shrunk=asked["shrunk"])
 seconds = []
 for _ in range(2 + asked["repeats"]):
     start = time.perf_counter()
-    params, state, metrics = updater.update(params, frozen, state, batches)
-    jax.block_until_ready((params, state))
+    metrics = step()
     seconds.append(time.perf_counter() - start)
 took = float(np.median(seconds[2:] or seconds))
 peak = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
-n = parameter_count(cfg)
-flops = 6 * n * n_rows * tokens + 6 * cfg.n_layers * cfg.n_heads * cfg.head_dim * tokens * tokens * n_rows
-del params, state, batches
+n, flops = step.parameters, step.model_flops
+del step
 a = jax.random.normal(jax.random.key(1), (8192 if gpu else 512,) * 2, jnp.bfloat16 if gpu else jnp.float32)
 product = jax.jit(lambda a, b: a @ b)
 b = jax.block_until_ready(product(a, a))
@@ -65,7 +46,7 @@ for _ in range(20):
     b = product(a, b)
 jax.block_until_ready(b)
 rate = 2 * a.shape[0] ** 3 * 20 / (time.perf_counter() - start)
-print("RESULT", json.dumps({"step_s": took, "first_s": seconds[0], "tokens_per_s": n_rows * tokens / took, "parameters": n,
+print("RESULT", json.dumps({"step_s": took, "first_s": seconds[0], "tokens_per_s": asked["rows"] * asked["tokens"] / took, "parameters": n,
     "model_flops_per_s": flops / took, "product_flops_per_s": rate, "use": flops / took / rate, "peak_bytes": peak,
     "grad_norm": metrics["grad_norm"]}))
 """
@@ -112,7 +93,7 @@ def sizes(name: str) -> dict:
 
 def measured(program: str, asked: dict, *more: str) -> dict:
     """What a process of its own says, or why it said nothing."""
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.95"}
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "scripts" / "bench"))), "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.95"}
     try:
         done = subprocess.run(
             [sys.executable, "-c", program, json.dumps(asked), *more], capture_output=True, text=True, timeout=LIMIT_S, check=False, cwd=ROOT, env=env

@@ -1,0 +1,111 @@
+"""Which kernels a decode step and a training step are made of, and how long each takes on this device.
+
+    python scripts/bench/kernel_times.py --out /tmp/kernels.json [--only decode,prefill,train] [--models 0.6b] [--batch 64]
+
+Random weights, bfloat16, as generation.py and learner.py time them. What is counted is the time on the device as its own profiler tells it
+(CUPTI for NVIDIA), without what lies between two kernels; the wall time beside it holds both. CUDA graphs are switched off here, so that
+every kernel is seen by its name; that makes the wall time of a decode step longer than it is in a run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_gpu_enable_command_buffer="
+
+import jax  # noqa: E402
+from generation import NEW, PROMPT, Bench, requests, sizes  # noqa: E402
+from learner_step import LearnerStep  # noqa: E402
+from serving import provenance  # noqa: E402
+
+from dk_jax.models import build_backbone  # noqa: E402
+
+SECTIONS = ("decode", "prefill", "train")
+MOST = 60
+
+
+def kernels(work: Callable[[], object], steps: int) -> dict:
+    """What the device does in `work`, microseconds a step.
+
+    Args:
+      work: waits for what it started.
+      steps: how many steps it makes.
+    """
+    with tempfile.TemporaryDirectory() as directory:
+        with jax.profiler.trace(directory):
+            start = time.perf_counter()
+            work()
+            wall = time.perf_counter() - start
+        [found] = Path(directory).rglob("*.xplane.pb")
+        us: collections.Counter[str] = collections.Counter()
+        times: collections.Counter[str] = collections.Counter()
+        lines: set[str] = set()
+        for plane in jax.profiler.ProfileData.from_file(str(found)).planes:
+            if not plane.name.startswith("/device:"):
+                continue
+            for line in plane.lines:
+                lines.add(line.name)
+                if not line.name.startswith("Stream"):
+                    continue
+                for event in line.events:
+                    us[event.name] += event.duration_ns / 1e3
+                    times[event.name] += 1
+    if not us:
+        raise SystemExit(f"the profiler shows no kernel of {jax.devices()[0].device_kind} (lines: {sorted(lines)}); this script is for GPUs")
+    rows = [{"kernel": name[:160], "us": each / steps, "times": times[name] / steps} for name, each in us.most_common(MOST)]
+    return {"wall_us": 1e6 * wall / steps, "device_us": sum(us.values()) / steps, "kinds": len(us), "kernels": rows}
+
+
+def decode(name: str, batch: int) -> dict:
+    static, params = build_backbone(sizes(name), jax.random.key(0))
+    bench = Bench(name=name, static=static, params=params, bytes_per_s=1.0)
+    engine, prompts = bench.engine(batch, PROMPT + NEW), bench.prompts([PROMPT] * batch)
+    engine.run(params, requests(prompts, NEW))
+    return {"batch": batch, "attention": engine.programs.kv.attention, **kernels(lambda: engine.run(params, requests(prompts, NEW)), NEW)}
+
+
+def prefill(name: str, batch: int) -> dict:
+    static, params = build_backbone(sizes(name), jax.random.key(0))
+    bench = Bench(name=name, static=static, params=params, bytes_per_s=1.0)
+    engine, prompts = bench.engine(batch, PROMPT + 8), bench.prompts([PROMPT] * batch)
+    engine.run(params, requests(prompts, 1))
+    return {"batch": batch, **kernels(lambda: engine.run(params, requests(prompts, 1)), 1)}
+
+
+def train(name: str, batch: int) -> dict:
+    step = LearnerStep(model=name, rows=4, tokens=4096)
+    for _ in range(2):
+        step()
+    return kernels(step, 1)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--only", default="decode,train", help="sections")
+    parser.add_argument("--models", default="0.6b")
+    parser.add_argument("--batch", type=int, default=64, help="rows of decode and prefill")
+    arguments = parser.parse_args()
+    asked = arguments.only.split(",")
+    if unknown := set(asked) - set(SECTIONS):
+        parser.error(f"--only: {', '.join(sorted(unknown))} is unknown; there are {', '.join(SECTIONS)}")
+    found: list[dict] = []
+    for name in arguments.models.split(","):
+        for section in asked:
+            measured = {"decode": decode, "prefill": prefill, "train": train}[section](name, arguments.batch)
+            found.append({"model": name, "section": section, **measured})
+            print(json.dumps({key: value for key, value in found[-1].items() if key != "kernels"}), flush=True)
+            for row in measured["kernels"][:25]:
+                print(f"{row['us']:10.1f} us {row['times']:8.1f} times  {row['kernel'][:110]}", flush=True)
+            arguments.out.write_text(json.dumps({**provenance(), "measured": found}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
