@@ -7,8 +7,11 @@ installation of PyTorch (`lean/support.cpp`) and linked into every extension. Wh
 
 Under the store's `extension-lean`, published whole by one rename:
 
-    <key>/include/...   the header, under its own name and those of PyTorch's headers
+    <key>/include/...   the header, under its own name and those of PyTorch's headers, and one in the place of CUB's umbrella (`cub.py`)
+    <key>/include/torch/extension.h.gch/...   the header, precompiled for what binding units are mostly compiled with
     <key>/support.o, and support_cuda.o where there is CUDA; or <key>/problem.txt: why they do not compile here
+    <key>/stubs/lib*.so  libraries without a symbol, under the names of PyTorch's: the linker need not read those, whose symbols are
+                         looked up when the extension is loaded in any case
 """
 
 from __future__ import annotations
@@ -23,6 +26,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sandbox.build.artifacts import ArtifactStore, published_whole
+from sandbox.build.cub import UMBRELLA, umbrella
+from sandbox.build.cuda import host_flags
 from sandbox.build.extension import BINDING_UNIT, ExtensionRequest
 from sandbox.build.headers import BASE_FLAGS, PREPARE_S, Headers
 from sandbox.build.locks import build_lock
@@ -31,6 +36,8 @@ from sandbox.jail.spawn import Zygote
 
 log = logging.getLogger("sandbox.build")
 PROBLEM = "problem.txt"
+PRECOMPILED = "include/torch/extension.h.gch"
+"""Where GCC looks for what it may take in the header's place."""
 SOURCES = Path(__file__).with_name("lean")
 STANDS_FOR = (
     "torch/extension.h", "torch/types.h", "torch/torch.h", "torch/all.h", "torch/script.h", "ATen/ATen.h", "ATen/Dispatch.h",
@@ -44,6 +51,8 @@ BINDS = """#if !defined(__CUDACC__) || defined(SANDBOX_LEAN_BINDS)
 #endif
 """
 """Before the source, or a brace that it leaves open would be said of every header that the binding needs."""
+LIBRARIES = ("c10", "c10_cuda", "torch_cpu", "torch_cuda", "torch", "torch_python")
+"""PyTorch's, which every extension is linked to; a build of it for CPUs lacks two."""
 _LIBRARY = re.compile(
     r"sandbox_lean|sandbox_binding::|\b(torch|at(?! (?:line|end)\b)|c10|caffe2|aten)\b|\bTensor|\b(AT|TORCH|C10|CAFFE|CUDA)_[A-Z_]+"
     r"|No such file|cannot open source"
@@ -76,10 +85,11 @@ _ERROR = re.compile(r"\berror\b|undefined reference|undefined symbol")
 
 @dataclass(frozen=True)
 class Lean:
-    """The road's directory: what to put first on the include path, and what to link."""
+    """The road's directory: what to put first on the include path, what to link, and the libraries without symbols."""
 
     include: Path
     objects: tuple[Path, ...]
+    stubs: Path
 
 
 def is_light(request: ExtensionRequest) -> bool:
@@ -107,7 +117,7 @@ class LeanRoad:
     @property
     def identity(self) -> str:
         """What a key must contain of the road's own text."""
-        return ArtifactStore.key(*(path.read_text() for path in sorted(SOURCES.iterdir()) if path.suffix in (".h", ".cpp")))
+        return ArtifactStore.key(*(path.read_text() for path in sorted(SOURCES.iterdir()) if path.suffix in (".h", ".cpp")), umbrella())
 
     def takes(self, request: ExtensionRequest) -> bool:
         """Whether the road may be tried: there are functions to be bound, and nothing is asked for by name that it has not."""
@@ -130,24 +140,28 @@ class LeanRoad:
                     self._make(directory, cuda, zygote)
         if self.problem is None and (directory / PROBLEM).exists():
             self.problem = (directory / PROBLEM).read_text()
-        return None if self.problem else Lean(directory / "include", tuple(sorted(directory.glob("*.o"))))
+        return None if self.problem else Lean(directory / "include", tuple(sorted(directory.glob("*.o"))), directory / "stubs")
 
     def _make(self, target: Path, cuda: Cuda | None, zygote: Zygote) -> None:
         """Publishes `target`, or sets `problem`."""
         units = ["support", *(["support_cuda"] if cuda else [])]
-        includes = self._headers.include_flags() + (["-isystem", str(cuda.home / "include")] if cuda else [])
-        command = [self._toolchain.compiler.path, *BASE_FLAGS, "-O2", *includes, "-c"]
-        lines = [f"{shlex.join([*command, f'{unit}.cpp', '-o', f'{unit}.o'])} & p{n}=$!" for n, unit in enumerate(units)]
-        script = "\n".join([*lines, *(f"wait $p{n} || exit 1" for n in range(len(units)))])
         work, made = (Path(tempfile.mkdtemp(prefix=f"lean-{what}-", dir=self._scratch)) for what in ("work", "made"))
         try:
             for path in SOURCES.iterdir():
                 if path.suffix in (".h", ".cpp"):
                     shutil.copyfile(path, work / path.name)
+            self._write_headers(work / "include")
+            (work / PRECOMPILED).mkdir()
+            (work / "stubs").mkdir()
+            script = self._script(units, cuda)
 
             def collect() -> None:
                 for unit in units:
                     shutil.copyfile(work / f"{unit}.o", made / f"{unit}.o")
+                for name in (PRECOMPILED, "stubs"):
+                    (made / name).mkdir(parents=True)
+                    for path in (work / name).iterdir():
+                        shutil.copyfile(path, made / name / path.name)
 
             failed = self._headers.run(script, work, zygote, collect)
             if failed is not None:
@@ -157,11 +171,28 @@ class LeanRoad:
                     return
                 (made / PROBLEM).write_text(failed.why)
             with published_whole(target) as staged:
-                shutil.copytree(made, staged, dirs_exist_ok=True)
                 self._write_headers(staged / "include")
+                shutil.copytree(made, staged, dirs_exist_ok=True)
         finally:
             for directory in (work, made):
                 shutil.rmtree(directory, ignore_errors=True)
+
+    def _script(self, units: list[str], cuda: Cuda | None) -> str:
+        """Shell commands: all compilers at once; of the support library they must succeed."""
+        includes = self._headers.include_flags() + (["-isystem", str(cuda.home / "include")] if cuda else [])
+        compiler = [self._toolchain.compiler.path, *BASE_FLAGS]
+        lines = [f"{shlex.join([*compiler, '-O2', *includes, '-c', f'{unit}.cpp', '-o', f'{unit}.o'])} & p{n}=$!" for n, unit in enumerate(units)]
+        # A header that was precompiled at -O2 serves at -O1 and -O3 too; the compiler takes the one that fits, or the text.
+        said = ["-DSANDBOX_LEAN", *(["-DSANDBOX_LEAN_CUDA", *host_flags([])] if cuda else [])]
+        for n, flags in enumerate((form, *level) for form in ("-USANDBOX_LEAN_LIGHT", "-DSANDBOX_LEAN_LIGHT") for level in ([], ["-O2"])):
+            command = [*compiler, *said, *flags, "-Iinclude", *includes, "-x", "c++-header", "include/torch/extension.h"]
+            lines.append(f"{shlex.join([*command, '-o', f'{PRECOMPILED}/{n}.gch'])} >/dev/null 2>&1 &")
+        for name in LIBRARIES:
+            real = shlex.quote(str(self._toolchain.libraries / f"lib{name}.so"))
+            stub = shlex.join([*compiler, "-shared", "-nostdlib", "-x", "c++", "/dev/null", "-o", f"stubs/lib{name}.so"])
+            lines.append(f"called=$(objdump -p {real} 2>/dev/null | sed -n 's/^ *SONAME *//p')")
+            lines.append(f'[ -n "$called" ] && {stub} -Wl,-soname,"$called"')
+        return "\n".join([*lines, *(f"wait $p{n} || exit 1" for n in range(len(units))), "wait", "exit 0"])
 
     def _write_headers(self, include: Path) -> None:
         own = include / "sandbox_lean"
@@ -171,6 +202,8 @@ class LeanRoad:
         for name in STANDS_FOR:
             (include / name).parent.mkdir(parents=True, exist_ok=True)
             (include / name).write_text('#include "sandbox_lean/lean.h"\n' + (BINDS if name == "torch/extension.h" else ""))
+        (include / UMBRELLA).parent.mkdir()
+        (include / UMBRELLA).write_text(umbrella())
         self._headers.write_binding(include / "torch" / "sandbox_binding.h")
 
 

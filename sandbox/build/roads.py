@@ -28,10 +28,11 @@ from typing import Literal, get_args
 from sandbox.build import BuildFailed, BuildUnavailable
 from sandbox.build.artifacts import ArtifactStore
 from sandbox.build.cpp import disk_full
+from sandbox.build.cub import cub_parts, macro
 from sandbox.build.cuda import compile_command, host_flags, kernels_in, link_flags, refusal
 from sandbox.build.extension import CUDA_SUFFIXES, ExtensionRequest
 from sandbox.build.headers import BASE_FLAGS, Headers
-from sandbox.build.lean_road import LeanRoad, hopeless, in_pytorchs_words, is_light, may_differ, missing_members
+from sandbox.build.lean_road import LIBRARIES, LeanRoad, hopeless, in_pytorchs_words, is_light, may_differ, missing_members
 from sandbox.build.locks import build_lock
 from sandbox.build.logs import first_errors
 from sandbox.build.toolchain import Cuda, find_cuda, find_toolchain
@@ -99,6 +100,7 @@ class Way:
       include: the directory to look for headers in first.
       objects: to be linked as well.
       flags: for every compiler.
+      stubs: a directory of libraries without symbols that are linked in the place of PyTorch's, those that are there.
       readable: directories in which these lie.
     """
 
@@ -107,6 +109,7 @@ class Way:
     include: Path | None = None
     objects: tuple[Path, ...] = ()
     flags: tuple[str, ...] = ()
+    stubs: Path | None = None
 
 
 class RequesterGrew(RuntimeError):
@@ -244,8 +247,9 @@ class ExtensionBuilder:
         return [road for road in self._allowed if road not in without]
 
     def _attempts(self, request: ExtensionRequest) -> list[tuple[Road, bool]]:
-        """The roads, each with whether its light form is meant; the lean one's light form comes before its whole one."""
-        light = [("lean", True)] if is_light(request) else []
+        """The roads, each with whether its light form is meant; the lean one's light form comes before its whole one: without what the
+        source seems not to need of the header, of CUB, or of both."""
+        light = [("lean", True)] if is_light(request) or cub_parts(request.text) else []
         return [attempt for road in self._roads(request) for attempt in ([*light, (road, False)] if road == "lean" else [(road, False)])]
 
     def _way(self, road: Road, light: bool, request: ExtensionRequest, cuda: Cuda | None) -> Way | None:
@@ -254,9 +258,14 @@ class ExtensionBuilder:
             lean = self._lean_road.prepare(cuda, self._zygote)
             if lean is None:
                 return None
-            said = {"LEAN_CUDA": cuda, "LEAN_LIGHT": light, "LEAN_BINDS": request.binds_in_cuda}
-            flags = ("-DSANDBOX_LEAN", *(f"-DSANDBOX_{name}" for name, is_so in said.items() if is_so))
-            return Way(fast=True, include=lean.include, objects=lean.objects, flags=flags, readable=(lean.include.parent,))
+            parts = cub_parts(request.text) if light else ()
+            said = {
+                "LEAN_CUDA": cuda, "LEAN_LIGHT": light and is_light(request), "LEAN_BINDS": request.binds_in_cuda, "CUB_PARTS": parts,
+            }  # fmt: skip
+            flags = ("-DSANDBOX_LEAN", *(f"-DSANDBOX_{name}" for name, is_so in said.items() if is_so), *(f"-D{macro(part)}" for part in parts))
+            return Way(
+                fast=True, include=lean.include, objects=lean.objects, flags=flags, stubs=lean.stubs, readable=(lean.include.parent,)
+            )  # fmt: skip
         if road == "fast":
             include = self._headers.lean(request.cflags, self._zygote)
             return Way(fast=True, include=include, readable=(include,))
@@ -372,8 +381,7 @@ class ExtensionBuilder:
             lines.append(f"{shlex.join(command)} >{number}.log 2>&1 & p{number}=$!")
             waits.append(f"wait $p{number} || failed=1")
             logs.append(f"{number}.log")
-        libraries = self._toolchain.links("c10", *(["c10_cuda"] if cuda else []), "torch_cpu")
-        libraries += self._toolchain.links(*(["torch_cuda"] if cuda else []), "torch", "torch_python")
+        libraries = self._toolchain.links(*(name for name in LIBRARIES if cuda or "cuda" not in name), stubs=way.stubs)
         link = [
             compiler,
             *objects,

@@ -57,10 +57,17 @@ class Toolchain:
     identity: str
     fast_binding: bool
 
-    def links(self, *names: str) -> list[str]:
-        """Linker arguments for those of PyTorch's libraries that this build of it has."""
+    def links(self, *names: str, stubs: Path | None = None) -> list[str]:
+        """Linker arguments for those of PyTorch's libraries that this build of it has.
+
+        Args:
+          stubs: a directory of libraries without symbols that stand for some of them. They are linked whether needed or not, as the
+            linker cannot tell.
+        """
         present = [name for name in names if (self.libraries / f"lib{name}.so").exists()]
-        return [f"-L{self.libraries}", *(f"-l{name}" for name in present)]
+        stubbed = [name for name in present if stubs and (stubs / f"lib{name}.so").exists()]
+        words = ["-Wl,--push-state,--no-as-needed", f"-L{stubs}", *(f"-l{name}" for name in stubbed), "-Wl,--pop-state"] if stubbed else []
+        return [*words, f"-L{self.libraries}", *(f"-l{name}" for name in present if name not in stubbed)]
 
 
 @functools.cache

@@ -13,6 +13,7 @@ from sandbox.build import BuildFailed, BuildUnavailable
 from sandbox.build.artifacts import ArtifactStore
 from sandbox.build.cuda import compile_command, find_cuobjdump
 from sandbox.build.extension import parse_request
+from sandbox.build.headers import BASE_FLAGS
 from sandbox.build.lean_road import SOURCES, STANDS_FOR, LeanRoad, in_pytorchs_words, is_light, may_differ, missing_members
 from sandbox.build.roads import ROADS, ROADS_VARIABLE, ExtensionBuilder, allowed_roads
 from sandbox.build.toolchain import find_cuda, find_toolchain
@@ -287,3 +288,28 @@ def test_messages_read_alike_in_either_form(tmp_path):
         assert said["light"][0] == "sizes [2, 3], type Float and float on cpu, k = 1." and "not implemented for 'Half'" in said["light"][-1]
     finally:
         zygote.close()
+
+
+@needs_extensions
+def test_the_compiler_takes_the_precompiled_header_and_the_linker_reads_none_of_pytorchs_libraries(tmp_path):
+    zygote = Zygote(modules=[], threads=1, directory=tmp_path)
+    try:
+        builder = ExtensionBuilder(store=ArtifactStore(tmp_path / "store"), zygote=zygote, scratch=tmp_path)
+        built = builder.build(request("torch::Tensor f(torch::Tensor x) { return x + 1; }", extra_cflags=["-O3"]), 300.0)
+        lean = builder._lean_road.prepare(None, zygote)
+    finally:
+        zygote.close()
+    assert built.road == "lean" and {path.name for path in lean.stubs.iterdir()} >= {"libc10.so", "libtorch_cpu.so", "libtorch_python.so"}
+    needed = subprocess.run(["objdump", "-p", built.path], capture_output=True, text=True, check=True).stdout
+    assert {"libc10.so", "libtorch_cpu.so", "libtorch_python.so"} <= set(re.findall(r"NEEDED\s+(\S+)", needed))
+    toolchain = find_toolchain()
+    assert sum(path.stat().st_size for path in lean.stubs.iterdir()) < (toolchain.libraries / "libtorch_cpu.so").stat().st_size / 100
+    for form in ([], ["-DSANDBOX_LEAN_LIGHT"]):
+        for level in ([], ["-O1"], ["-O3"]):
+            command = [toolchain.compiler.path, *BASE_FLAGS, "-DSANDBOX_LEAN", "-DTORCH_EXTENSION_NAME=x", *form, *level, f"-I{lean.include}"]
+            command += [word for path in toolchain.includes for word in ("-isystem", str(path))]
+            said = subprocess.run(
+                [*command, "-H", "-fsyntax-only", "-x", "c++", "-"], input="#include <torch/extension.h>\nint f();\n",
+                capture_output=True, text=True, check=True,
+            ).stderr  # fmt: skip
+            assert re.search(r"^! .*extension\.h\.gch/\d\.gch$", said, re.MULTILINE), (form, level, said[:500])
