@@ -236,12 +236,12 @@ def main() -> None:
         arguments.out.write_text(json.dumps(report, indent=1) + "\n")
         print(json.dumps({name: found}), flush=True)
 
-    if arguments.kernelbench:
-        with tempfile.TemporaryDirectory() as directory:
-            keep("kernelbench", kernelbench(arguments.kernelbench, Path(directory)))
     with private_server("cuda:0", arguments.workers) as server:
         for name in named:
             keep(name, {"triton": triton, "cuda": cuda, "repeats": repeats, "calls": calls, "alone": alone, "gpus": gpus}[name](server, arguments))
+    if arguments.kernelbench:
+        with tempfile.TemporaryDirectory() as directory:
+            keep("kernelbench", kernelbench(arguments.kernelbench, Path(directory)))
 
 
 if __name__ == "__main__":
