@@ -32,7 +32,7 @@ def get_config() -> ConfigDict:
             head_rank=0,  # all agents share one head
             lora_rank=0,
             lora_alpha=16.0,
-            remat=True,
+            remat="full",
             attention="cudnn",  # "xla" where there is no NVIDIA card
         )
     )

@@ -77,7 +77,7 @@ def get_config() -> ConfigDict:
             lora_rank=0,
             lora_alpha=16.0,
             lora_targets=("q", "k", "v", "o", "gate", "up", "down"),  # projections with a LoRA branch, where lora_rank is not 0
-            remat=False,
+            remat="none",
             param_dtype="float32",  # in which parameters are stored and updated
             attention="xla",  # in training: "xla", "cudnn" (NVIDIA, bfloat16) or "blocks" (long rows without cuDNN)
         )

@@ -25,7 +25,7 @@ def get_config() -> ConfigDict:
             head_rank=8,
             lora_rank=8,
             lora_alpha=16.0,
-            remat=True,
+            remat="full",
         )
     )
     c.codec = ConfigDict(dict(kind="model", vocab_size=0, idioms=()))

@@ -21,6 +21,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
 from dk_jax.models.attention import causal_attention
@@ -209,16 +210,33 @@ def hidden_states(
     rope = rope_angles(cfg, jnp.broadcast_to(jnp.arange(t, dtype=jnp.int32), (b, t)))
 
     def attend(q, k, v):
-        return causal_attention(q, k, v, lengths, cfg.attention), None
+        mixed = causal_attention(q, k, v, lengths, cfg.attention)
+        return mixed if cfg.attention == "cudnn" else checkpoint_name(mixed, _MIXED), None
 
     def layer(x, layer_params):
         return static.layer(layer_params)(x, rope, attend)
 
-    if cfg.remat:
-        layer = jax.checkpoint(layer, prevent_cse=False)  # inside a scan CSE cannot undo the recomputation
+    if cfg.remat != "none":
+        layer = jax.checkpoint(layer, prevent_cse=False, policy=_KEPT[cfg.remat])  # inside a scan CSE cannot undo the recomputation
     x, _ = jax.lax.scan(layer, ends.embed.embed(tokens), params["layers"])
     real = jnp.arange(t)[None, :] < lengths[:, None]
     return jnp.where(real[..., None], ends.final_norm(x), 0)
+
+
+_MIXED = "attention's mixed values"
+
+
+def _of_attention(primitive, *_, **params) -> bool:
+    """Whether attention gave it: its mixed values, and what cuDNN's backward pass takes of the softmax."""
+    return primitive.name == "dot_product_attention_fwd_wrapper" or (primitive.name == "name" and params["name"] == _MIXED)
+
+
+_KEPT = {
+    "full": None,
+    "attention": _of_attention,
+    "products": jax.checkpoint_policies.save_from_both_policies(jax.checkpoint_policies.dots_with_no_batch_dims_saveable, _of_attention),
+}
+"""By `BackboneConfig.remat`: what `jax.checkpoint` does not compute again."""
 
 
 def unstack_for_decode(static: Static, params: Params, joined: bool = False) -> Params:
@@ -272,6 +290,12 @@ def apply_heads(
     if not static.cfg.head_rank:
         return hidden
     return static.ends(params).heads(hidden, agents)
+
+
+def unembedding(static: Static, params: Params) -> Float[Array, "V D"]:
+    """The table that turns hidden states into logits: the embedding's own where the two are tied."""
+    ends = static.ends(params)
+    return (ends.embed if static.cfg.tie_embeddings else ends.unembed).table[...]
 
 
 def unembed(static: Static, params: Params, hidden: Float[Array, "... D"]) -> Float[Array, "... V"]:

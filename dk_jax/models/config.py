@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from typing import Literal, get_args
 
 import jax.numpy as jnp
 
@@ -15,6 +15,7 @@ PROJECTIONS = ("q", "k", "v", "o", "gate", "up", "down")
 
 Family = Literal["llama", "qwen3"]
 Precision = Literal["float32", "bfloat16"]
+Remat = Literal["none", "products", "attention", "full"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,7 +45,9 @@ class BackboneConfig:
       lora_rank: rank of the LoRA branch of every projection in lora_targets; 0 for none.
       lora_alpha: the LoRA branch is scaled by lora_alpha / lora_rank.
       lora_targets: which of PROJECTIONS have a LoRA branch, in any order; kept in the order of PROJECTIONS.
-      remat: recompute each layer in the backward pass instead of keeping its activations.
+      remat: what of each layer's activations the backward pass computes again instead of keeping them: "none"; "products": all but what
+        products with weights give, and attention's kernel; "attention": all but what attention's kernel gives; "full": everything but
+        the layer's input. In this order memory falls and time rises. (True means "full", False "none".)
       attention: for training: "xla"; "cudnn" (NVIDIA only, bfloat16 only); or "blocks", for long rows where there is no cuDNN.
     """
 
@@ -67,7 +70,7 @@ class BackboneConfig:
     lora_rank: int = 0
     lora_alpha: float = 16.0
     lora_targets: tuple[str, ...] = PROJECTIONS
-    remat: bool = False
+    remat: Remat | bool = "none"
     attention: Literal["xla", "cudnn", "blocks"] = "xla"
 
     def __post_init__(self):
@@ -77,6 +80,9 @@ class BackboneConfig:
         for name in ("head_rank", "lora_rank"):
             if getattr(self, name) < 0:
                 raise ValueError(f"BackboneConfig.{name} is {getattr(self, name)}; it must not be negative")
+        object.__setattr__(self, "remat", {True: "full", False: "none"}.get(self.remat, self.remat))
+        if self.remat not in get_args(Remat):
+            raise ValueError(f"BackboneConfig.remat is {self.remat!r}; there are {', '.join(get_args(Remat))}")
         self._order_lora_targets()
         choices = {
             "family": ("llama", "qwen3"),

@@ -219,7 +219,7 @@ def _largest(plan: Plan, room: float, known: dict[tuple[int, int], Program], say
 def _microbatch_seconds(plan: Plan, device: Device, program: Program, flops: float, key: tuple[int, int]) -> tuple[float, str]:
     step = plan.step
     cfg, mesh = step.config, step.mesh
-    times = 4 if cfg.remat else 3  # each weight is read forward, again, and for both gradients
+    times = 4 if cfg.remat in ("attention", "full") else 3  # each weight is read forward, again, and for both gradients
     weights = times * plan.generation.weights * mesh.shape["fsdp"]  # gathered along fsdp
     tokens = key[0] * key[1] / row_share(mesh)
     wide = 2 * cfg.n_heads * cfg.head_dim + 2 * cfg.n_kv_heads * cfg.head_dim + 3 * cfg.d_ff

@@ -172,19 +172,20 @@ def microbatch_flops(step: Step, rows: int, length: int) -> tuple[float, float]:
     """(model FLOPs, FLOPs done) of one microbatch's gradient, on all devices together; the second with what rematerialisation repeats.
 
     Products with weights are counted in the traced program. Attention is causal: half of all pairs, 4 N H FLOPs a pair forward, 2.5
-    times as many backward (Dao 2023, arXiv:2307.08691, section 4.1), and forward once more where layers are recomputed.
+    times as many backward (Dao 2023, arXiv:2307.08691, section 4.1), and forward once more where it is recomputed.
     """
     cfg = step.config
     pairs = rows * length * length / 2
     attention = cfg.n_layers * 4 * cfg.n_heads * cfg.head_dim * pairs
     found = []
-    for remat in (False, cfg.remat):
+    for remat in ("none", cfg.remat):
         static, _ = abstract_backbone(dataclasses.replace(cfg, remat=remat))
         model = dataclasses.replace(step.model, static=static)
         again = dataclasses.replace(step, model=model, updater=updaters.for_rl(step.cfg, model))
         traced, _ = _traced(again, rows, length)
         plain, _ = product_flops(traced.jaxpr)
-        found.append(plain + attention * (4.5 if remat else 3.5))
+        twice = remat == "full" or (remat != "none" and step.attention != "cudnn")
+        found.append(plain + attention * (4.5 if twice else 3.5))
     # Log-probs recompute the logits of each chunk in the backward pass whether layers are recomputed or not.
     logits = 2 * rows * (length - 1) * cfg.vocab_size * cfg.d_model
     return found[0] - logits, found[1]

@@ -9,6 +9,9 @@ from dk_jax.plan.estimate import Fit, Plan
 from dk_jax.plan.hardware import EFFICIENCY, USABLE
 
 GIB = 2**30
+_RECOMPUTED = {
+    "none": "", "products": ", recomputed but for products and attention", "attention": ", recomputed but for attention", "full": ", recomputed",
+}  # fmt: skip
 
 
 def report(plan: Plan) -> str:
@@ -19,7 +22,7 @@ def report(plan: Plan) -> str:
     lines = [
         f"{step.cfg.model.init}: {parameter_count(cfg) / 1e9:.2f} billion parameters ({step.cfg.model.train} training) on {step.mesh.size} "
         f"devices: {sizes}",
-        f"compiled: the gradient of a microbatch ({cfg.n_layers} layers scanned{', recomputed' if cfg.remat else ''}{stand_in}) and the "
+        f"compiled: the gradient of a microbatch ({cfg.n_layers} layers scanned{_RECOMPUTED[cfg.remat]}{stand_in}) and the "
         f"optimiser's step, in {plan.compile_s:.0f} s",
         "",
         "GiB on each device",

@@ -2,11 +2,11 @@
 
     python scripts/bench/learner.py --out scripts/bench/results/learner.json [--only train,peer,longest] [--models 0.6b] [--rows 4] [--tokens 4096]
 
-Random weights, full training with AdamW, parameters and optimiser in float32, products in bfloat16, layers recomputed; Hugging Face all in
-bfloat16 with gradient checkpointing, as it comes. `train`: one update of --rows sequences of --tokens tokens (policy loss on every token):
-seconds, tokens a second, model FLOPs (6 a parameter and token, and attention's) over what a large bfloat16 product reaches here, peak
-memory. `longest`: the longest single sequence that fits, by doubling and then halving the step between. Each measurement is a process of
-its own, so that memory counts from nothing.
+Random weights, full training with AdamW, parameters and optimiser in float32, products in bfloat16, of the layers recomputed what --remat
+says; Hugging Face all in bfloat16 with gradient checkpointing, as it comes. `train`: one update of --rows sequences of --tokens tokens
+(policy loss on every token): seconds, tokens a second, model FLOPs (6 a parameter and token, and attention's) over what a large bfloat16
+product reaches here, peak memory. `longest`: the longest single sequence that fits, by doubling and then halving the step between. Each
+measurement is a process of its own, so that memory counts from nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import jax, jax.numpy as jnp, numpy as np
 from learner_step import LearnerStep
 asked = json.loads(sys.argv[1])
 gpu = jax.default_backend() == "gpu"
-step = LearnerStep(model=asked["model"], rows=asked["rows"], tokens=asked["tokens"], shrunk=asked["shrunk"])
+step = LearnerStep(model=asked["model"], rows=asked["rows"], tokens=asked["tokens"], shrunk=asked["shrunk"], remat=asked["remat"])
 seconds = []
 for _ in range(2 + asked["repeats"]):
     start = time.perf_counter()
@@ -131,6 +131,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=4)
     parser.add_argument("--tokens", type=int, default=4096)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--remat", default="full", help="of ours: none, products, attention or full, or several; for `longest` the last")
     parser.add_argument("--most", type=int, default=262_144, help="longest: where the search ends")
     parser.add_argument("--shrunk", action="store_true", help="a model of two small layers instead: to try this script")
     arguments = parser.parse_args()
@@ -140,9 +141,10 @@ def main() -> None:
     report = {**provenance(("jax", "jaxlib", "flax", "optax", "transformers")), "models": {}}
     for name in arguments.models.split(","):
         asked = {"model": name, "rows": arguments.rows, "tokens": arguments.tokens, "repeats": arguments.repeats, "shrunk": arguments.shrunk}
+        asked["remat"] = arguments.remat.split(",")[-1]
         found, config = report["models"].setdefault(name, {}), json.dumps(sizes(name))
         if "train" in named:
-            found["train"] = measured(OURS, asked)
+            found["train"] = [measured(OURS, {**asked, "remat": remat}) for remat in arguments.remat.split(",")]
         if "peer" in named:
             found["peer"] = measured(PEER, asked, config)
         if "longest" in named:

@@ -16,17 +16,18 @@ from dk_jax.train.update import LossConfig, Updater, make_optimizer
 class LearnerStep:
     """Calling it makes one update of `rows` sequences of `tokens` tokens, policy loss on every token, and waits for it.
 
-    Full training with AdamW, parameters and optimiser in float32, products in bfloat16 (on a GPU), layers recomputed.
+    Full training with AdamW, parameters and optimiser in float32, products in bfloat16 (on a GPU).
     """
 
-    def __init__(self, *, model: str, rows: int, tokens: int, shrunk: bool = False) -> None:
+    def __init__(self, *, model: str, rows: int, tokens: int, shrunk: bool = False, remat: str = "full") -> None:
         """
         Args:
           model: a preset's name, or Qwen3's 0.6b, 1.7b, ...
+          remat: see `BackboneConfig`.
           shrunk: two small layers instead, to try the script.
         """
         how = {"compute_dtype": "bfloat16", "attention": "cudnn"} if jax.default_backend() == "gpu" else {}
-        cfg = preset(model if model in PRESETS else f"qwen3-{model}", **{"remat": True, **how})
+        cfg = preset(model if model in PRESETS else f"qwen3-{model}", remat=remat, **how)
         if shrunk:
             cfg = dataclasses.replace(cfg, n_layers=2, d_model=64, d_ff=96, n_heads=4, n_kv_heads=2, head_dim=16, vocab_size=512)
         static, self.params = build_backbone(cfg, jax.random.key(0))

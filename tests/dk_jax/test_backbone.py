@@ -22,6 +22,7 @@ from dk_jax.models import (
 from dk_jax.models import hidden_states as eager_hidden_states
 from dk_jax.models import token_log_probs as eager_token_log_probs
 from dk_jax.models.layers import rope_angles
+from dk_jax.models.log_probs import chunked_log_probs
 
 TINY = BackboneConfig(
     family="qwen3", vocab_size=61, d_model=32, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=8, d_ff=48
@@ -98,7 +99,9 @@ class TestHiddenStates:
         np.testing.assert_allclose(pairs(kept)[:, 1:], pairs(unshifted)[:, :-1], atol=1e-5)
         assert np.abs(pairs(kept)[:, 1:] - pairs(unshifted)[:, 1:]).max() > 0.01
 
-    def test_remat_changes_neither_values_nor_gradients(self):
+    @pytest.mark.parametrize("attention", ["xla", "blocks"])
+    @pytest.mark.parametrize("remat", ["products", "attention", "full"])
+    def test_remat_changes_neither_values_nor_gradients(self, remat, attention):
         tokens, lengths = _tokens(TINY, (2, 8)), jnp.array([8, 5])
 
         def value_and_grad(cfg):
@@ -107,8 +110,25 @@ class TestHiddenStates:
                 params
             )
 
-        plain, remat = value_and_grad(TINY), value_and_grad(dataclasses.replace(TINY, remat=True))
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), plain, remat)
+        plain, again = value_and_grad(TINY), value_and_grad(dataclasses.replace(TINY, remat=remat, attention=attention))
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), plain, again)
+
+    def test_each_remat_keeps_more_than_the_next(self):
+        """Bytes that the backward pass takes from the forward pass."""
+        tokens, lengths, params = _tokens(TINY, (2, 32)), jnp.array([32, 20]), _built(TINY)[1]
+
+        def kept(remat):
+            static, _ = abstract_backbone(dataclasses.replace(TINY, remat=remat))
+            _, pullback = jax.vjp(lambda p: hidden_states(static, p, tokens, lengths), params)
+            return sum(leaf.nbytes for leaf in jax.tree.leaves(pullback))
+
+        sizes = [kept(remat) for remat in ("none", "products", "attention", "full")]
+        assert sizes == sorted(sizes, reverse=True) and len(set(sizes)) == 4
+
+    def test_remat_can_be_said_with_true_and_false_and_another_is_refused(self):
+        assert [dataclasses.replace(TINY, remat=remat).remat for remat in (True, False)] == ["full", "none"]
+        with pytest.raises(ValueError, match="remat is 'most'; there are none, products, attention, full"):
+            dataclasses.replace(TINY, remat="most")
 
     def test_bfloat16_stays_near_float32(self):
         static, params = _built(TINY)
@@ -160,18 +180,19 @@ class TestTokenLogProbs:
                 else:
                     assert got.log_probs[row, t] == got.entropies[row, t] == 0
 
-    def test_gradients_equal_the_dense_ones_in_every_parameter(self):
+    @pytest.mark.parametrize("temperature", [1.0, 0.6])
+    def test_gradients_equal_the_dense_ones_in_every_parameter(self, temperature):
         static, params = _built(FULL)
         params = _filled(params)
         tokens, lengths, agents = _tokens(FULL, (3, 11)), jnp.array([11, 4, 2]), jnp.array([0, 1, 2])
         weights = jax.random.normal(jax.random.key(5), (3, 10)) * (jnp.arange(1, 11) < lengths[:, None])
 
         def chunked(p):
-            out = token_log_probs(static, p, tokens, lengths, agents, chunk=6)
+            out = eager_token_log_probs(static, p, tokens, lengths, agents, chunk=6, temperature=temperature)
             return jnp.sum(weights * (out.log_probs + out.entropies**2))
 
         def dense(p):
-            log_p = _dense_log_probs(static, p, tokens, lengths, agents)[:, :-1]
+            log_p = jax.nn.log_softmax(_dense_log_probs(static, p, tokens, lengths, agents)[:, :-1] / temperature)
             entropies = -jnp.sum(jnp.exp(log_p) * log_p, -1)
             return jnp.sum(
                 weights * (jnp.take_along_axis(log_p, tokens[:, 1:, None], -1)[..., 0] + entropies**2)
@@ -180,6 +201,29 @@ class TestTokenLogProbs:
         a, b = jax.jit(jax.grad(chunked))(params), jax.jit(jax.grad(dense))(params)
         jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=2e-4, rtol=1e-3), a, b)
         assert all(np.any(leaf) for leaf in jax.tree.leaves(a))
+
+    def test_in_bfloat16_gradients_of_a_table_are_summed_over_the_chunks_in_float32(self):
+        key, chunks, vocabulary = jax.random.key(0), 64, 300
+        hidden = jax.random.normal(key, (chunks, 1, 4, 32), jnp.bfloat16)
+        table = 0.3 * jax.random.normal(jax.random.key(1), (vocabulary, 32))
+        targets = jax.random.randint(key, (chunks, 1, 4), 0, vocabulary)
+
+        def gradients(hidden, chunks):
+            def total(hidden, table):
+                split = hidden.reshape(chunks, 1, -1, 32), table, targets.reshape(chunks, 1, -1), 1.0
+                return jnp.sum(chunked_log_probs(*split)[0])
+
+            return jax.grad(total, argnums=(0, 1))(hidden, table)
+
+        of_hidden, of_table = gradients(hidden, chunks)
+        exact_hidden, exact_table = gradients(hidden.astype(jnp.float32), 1)
+        assert (of_hidden.dtype, of_table.dtype) == (jnp.bfloat16, jnp.float32)
+
+        def error(a, b):
+            return float(jnp.linalg.norm(a.reshape(-1).astype(jnp.float32) - b.reshape(-1)) / jnp.linalg.norm(b))
+
+        # Each of the 256 positions rounds by itself (2^-9); a sum that is rounded 64 times would be off by several times as much.
+        assert error(of_table, exact_table) < 5e-3 and error(of_hidden, exact_hidden) < 1e-2
 
     def test_one_token_has_no_next_token(self):
         static, params = _built(TINY)
