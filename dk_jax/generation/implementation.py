@@ -17,6 +17,7 @@ from jax.sharding import Mesh
 from dk_jax.generation.kv_cache import Attention, KVCache
 from dk_jax.generation.sizes import EngineConfig
 from dk_jax.models.config import BackboneConfig
+from dk_jax.models.layers import rope_angles
 from dk_jax.models.sharding import row_share
 
 log = logging.getLogger(__name__)
@@ -67,6 +68,8 @@ def seconds_of(kv: KVCache, config: EngineConfig) -> float:
     a_row = 2 * config.all_slots * cfg.n_kv_heads * cfg.head_dim * cfg.dtype.itemsize
     rows = max(1, min(config.rows, MOST_BYTES // a_row))
     [pair] = KVCache(dataclasses.replace(cfg, n_layers=1), kv.attention, kv.interpret).zeros(rows, config.all_slots)
+    if kv.takes_products:
+        return _timed(*_steps_of_products(kv, rows, config.all_slots // 2), pair) / REPEATS
     q = jnp.ones((rows, 1, cfg.n_heads, cfg.head_dim), cfg.dtype)
     k = v = jnp.ones((rows, 1, cfg.n_kv_heads, cfg.head_dim), cfg.dtype)
     positions = jnp.full(rows, config.all_slots // 2, jnp.int32)
@@ -80,6 +83,24 @@ def seconds_of(kv: KVCache, config: EngineConfig) -> float:
         return jax.lax.fori_loop(0, REPEATS, step, (q, pair))
 
     return _timed(jax.jit(steps, donate_argnums=1), q, pair) / REPEATS
+
+
+def _steps_of_products(kv: KVCache, rows: int, position: int):
+    """What `seconds_of` times of a cache that takes products, norms and RoPE included, and the products."""
+    cfg, both = kv.cfg, kv.cfg.n_heads + kv.cfg.n_kv_heads
+    scale = jnp.ones((both, cfg.head_dim), jnp.float32) if cfg.family == "qwen3" else None
+    positions = jnp.full(rows, position, jnp.int32)
+    rope = rope_angles(cfg, positions[:, None])
+
+    def steps(products, pair):
+        def step(_, carry):
+            products, pair = carry
+            mixed, pair = kv.step(products, scale, cfg.norm_eps, rope, pair, positions, positions)
+            return products.at[:, :, : cfg.n_heads].set(mixed), pair
+
+        return jax.lax.fori_loop(0, REPEATS, step, (products, pair))
+
+    return jax.jit(steps, donate_argnums=1), jnp.ones((rows, 1, both + cfg.n_kv_heads, cfg.head_dim), cfg.dtype)
 
 
 def fastest_prompts(cfg: BackboneConfig, config: EngineConfig, mesh: Mesh | None = None, platform: str | None = None) -> Literal["xla", "cudnn"]:

@@ -5,7 +5,7 @@ layout that it wants:
 
     "columns"   keys [B, K, H, S], values [B, K, S, H]   XLA; both products are plain ones over the last two axes: fastest on a CPU
     "heads"     keys and values [B, K, S, H]             XLA
-    "fused"     as "heads"                               our kernel (`dk_jax.models.decode_attention`): reads what a row has, NVIDIA only
+    "fused"     as "heads"                               our kernels (`dk_jax.models.decode_attention`): read what a row has, NVIDIA only
     "cudnn"     keys and values [B, S, K, H]             cuDNN's kernel: NVIDIA and bfloat16 only
 
 The first chunk of a prompt sees nothing but itself: it may be attended in as in training (`KVCache.prompts`), without all scores in memory
@@ -28,8 +28,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from dk_jax.models.attention import causal_attention, masked_softmax
+from dk_jax.models.backbone import joins
 from dk_jax.models.config import BackboneConfig
-from dk_jax.models.decode_attention import fused_attention
+from dk_jax.models.decode_attention import fused_attention, fused_step
 from dk_jax.models.layers import product_precision
 from dk_jax.models.sharding import ROWS
 
@@ -118,6 +119,22 @@ class KVCache:
             return self._fused()(q[:, 0], *pair, positions + 1)[:, None]
         # Without an axis for the one query: with it XLA's CPU backend takes twice as long.
         return self._look(q.reshape(b, self.cfg.n_kv_heads, -1, h), pair, positions, "bkgh", "bkgs").reshape(b, 1, n, h)
+
+    @property
+    def takes_products(self) -> bool:
+        """Whether `step` can be had: the fused kernel, on a device of its own, for a model with nothing between product and attention but
+        norms and RoPE."""
+        plain = not self.cfg.shifted_kv_heads and self.cfg.head_dim >= 32 and joins(self.cfg, "qkv")
+        return self.attention == "fused" and self.mesh is None and plain
+
+    def step(
+        self, products: Float[Array, "B 1 N+2K H"], scale: Float[Array, "N+K H"] | None, eps: float, rope: Pair, pair: Pair,
+        positions: Int[Array, " B"], slots: Int[Array, " B"],
+    ) -> tuple[Float[Array, "B 1 N H"], Pair]:  # fmt: skip
+        """`write` and `attend` of a token a row, from the raw product of its queries, keys and values on; see `fused_step`."""
+        angles = tuple(each[:, 0, 0] for each in rope)
+        mixed, pair = fused_step(products[:, 0], scale, angles, *pair, positions, slots, eps=eps, interpret=self.interpret)
+        return mixed[:, None], pair
 
     def _fused(self) -> Callable[..., Array]:
         """The kernel; on a mesh every device works on its own rows and heads."""

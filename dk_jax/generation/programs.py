@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from dk_jax.generation.choice import Draw, choose_tokens
 from dk_jax.generation.kv_cache import KVCache, Pair
-from dk_jax.models.backbone import Params, Static, logits, unstack_for_decode
+from dk_jax.models.backbone import OfProducts, Params, Static, logits, unstack_for_decode
 from dk_jax.models.layers import rope_angles
 
 Cache = list[Pair]
@@ -131,22 +131,29 @@ class Programs:
     def _rows_of(cache: Cache) -> int:
         return cache[0][0].shape[0]
 
-    def _layers(self, weights: Params, cache: Cache, tokens, positions, slots, rows, look) -> tuple[Array, Cache]:
-        """Through all layers: writes each one's keys and values, then lets the queries `look` at them."""
+    def _layers(self, weights: Params, cache: Cache, tokens, positions, attend) -> tuple[Array, Cache]:
+        """Through all layers; `attend(pair)` is what a block is to attend by, and keeps the pair with the tokens' keys and values."""
         static = self._static
         ends = static.ends(weights)
         x = ends.embed.embed(tokens)
         ropes = [rope_angles(static.cfg, positions + ahead) for ahead in (0, 1)]
         updated = []
         for layer, pair in zip(weights["layers"], cache, strict=True):
-
-            def attend(q, k, v, pair=pair):
-                pair = self.kv.write(pair, k, v, rows, slots)
-                return look(q, k, v, pair), pair
-
-            x, pair = static.layer(layer, self._joined)(x, ropes[0], attend, ropes[1])
+            x, pair = static.layer(layer, self._joined)(x, ropes[0], attend(pair), ropes[1])
             updated.append(pair)
         return ends.final_norm(x), updated
+
+    def _writing(self, rows, slots, look) -> Callable[[Pair], Callable]:
+        """Attention that writes keys and values, then lets the queries `look` at them."""
+
+        def with_pair(pair):
+            def attend(q, k, v):
+                written = self.kv.write(pair, k, v, rows, slots)
+                return look(q, k, v, written), written
+
+            return attend
+
+        return with_pair
 
     def _feed_chunk(self, weights, cache, rows, tokens, starts, counts, *, window, first):
         at = jnp.arange(tokens.shape[1])
@@ -156,7 +163,7 @@ class Programs:
         def look(q, k, v, pair):
             return self.kv.attend_first(q, k, v, counts) if first else self.kv.attend_chunk(q, pair, rows, positions, window)
 
-        return self._layers(weights, cache, tokens, positions, slots, rows, look)[1]
+        return self._layers(weights, cache, tokens, positions, self._writing(rows, slots, look))[1]
 
     def _copy_rows(self, cache, source, target, count, *, window):
         if self.kv.mesh is not None:  # a slice of rows that lie on several devices would bring all of them to each
@@ -174,8 +181,11 @@ class Programs:
         def step(carry):
             number, cache, rows, block = carry
             slots = jnp.where(rows.done, beyond, rows.position)[:, None]
-            look = lambda q, k, v, pair: self.kv.attend(q, pair, rows.position)  # noqa: E731
-            hidden, cache = self._layers(weights, cache, rows.token[:, None], rows.position[:, None], slots, everyone, look)
+            if self.kv.takes_products:
+                attend = lambda pair: OfProducts(lambda *of: self.kv.step(*of, pair, rows.position, slots[:, 0]))  # noqa: E731
+            else:
+                attend = self._writing(everyone, slots, lambda q, k, v, pair: self.kv.attend(q, pair, rows.position))
+            hidden, cache = self._layers(weights, cache, rows.token[:, None], rows.position[:, None], attend)
             scores = logits(static, weights, hidden, rows.agent)[:, 0]
             chosen, logp_sample, logp_model = choose_tokens(scores, rows.key, rows.step, rows.draw, filtered)
             block = Block(

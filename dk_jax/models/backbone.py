@@ -16,7 +16,8 @@ Not here: sampling, sharding, packed sequences.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -39,6 +40,15 @@ JOINED = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}
 def joins(cfg: BackboneConfig, name: str) -> bool:
     """Whether a product of `JOINED` takes the place of its parts in generation: not where one of them has a LoRA branch."""
     return not (cfg.lora_rank and set(JOINED[name]) & set(cfg.lora_targets))
+
+
+class OfProducts(NamedTuple):
+    """Attention that does itself what lies between the joined product of queries, keys and values and the output's product.
+
+    `look(products, scale, eps, rope) -> (mixed, kept)`: all heads side by side [B, T, N+2K, H], and the norms' scale [N+K, H] or None.
+    """
+
+    look: Callable[..., tuple[Array, Any]]
 
 
 class Attention(nnx.Module):
@@ -66,6 +76,10 @@ class Attention(nnx.Module):
     def __call__(self, x, rope, attend, next_rope=None):
         """`next_rope`: angles of the positions after the tokens', for shifted keys that are to be the next token's each."""
         heads = (*x.shape[:-1], -1, self.head_dim)
+        if isinstance(attend, OfProducts):
+            scale, eps = (self.qk_norm.scale[...], self.qk_norm.eps) if self.normed else (None, 0.0)
+            mixed, kept = attend.look(self.qkv(x).reshape(heads), scale, eps, rope)
+            return self.o(mixed.reshape(*x.shape[:-1], -1)), kept
         if self.joined:
             n, both = self.sizes[0], sum(self.sizes[:2])
             of_all = self.qkv(x).reshape(heads)
@@ -103,7 +117,7 @@ class MLP(nnx.Module):
 
 
 class Block(nnx.Module):
-    """One layer. `attend(q, k, v) -> (mixed, kept)` decides what queries see and what is kept for later."""
+    """One layer. `attend(q, k, v) -> (mixed, kept)` decides what queries see and what is kept for later; or an `OfProducts`, if joined."""
 
     def __init__(self, cfg: BackboneConfig, rngs: nnx.Rngs, joined: bool = False):
         self.attention_norm = RMSNorm(cfg, cfg.d_model)

@@ -14,8 +14,8 @@ from dk_jax.generation.implementation import fastest_attention, fastest_prompts
 from dk_jax.generation.kv_cache import KVCache
 from dk_jax.generation.programs import Programs
 from dk_jax.models.backbone import unstack_for_decode
-from dk_jax.models.decode_attention import fused_attention
-from dk_jax.models.layers import rope_angles
+from dk_jax.models.decode_attention import fused_attention, fused_step
+from dk_jax.models.layers import rope_angles, rotate
 from tests.dk_jax.small_engine import CFG, EOS, SIZES, agrees, backbone, engine, prompts, requests
 
 
@@ -31,6 +31,61 @@ class TestAttention:
         pair = jnp.where(far, np.nan, k), jnp.where(far, np.nan, v)
         plain = KVCache(cfg, "heads").attend(q[:, None], (jnp.asarray(k), jnp.asarray(v)), jnp.asarray(lengths - 1))[:, 0]
         np.testing.assert_allclose(fused_attention(q, *pair, lengths, splits=splits, interpret=True), plain, atol=1e-5)
+
+    @pytest.mark.parametrize(
+        ("rows", "heads", "kv_heads", "slots", "head_dim", "splits", "dtype", "normed"),
+        [
+            (3, 4, 2, 200, 32, None, "float32", True),
+            (2, 8, 8, 64, 32, 1, "float32", False),
+            (5, 6, 2, 300, 64, 4, "float32", True),
+            (4, 16, 8, 130, 128, 2, "bfloat16", True),
+            (4, 14, 2, 70, 64, 1, "bfloat16", False),
+        ],
+    )
+    def test_the_kernel_of_a_whole_step_does_what_its_parts_do(self, rows, heads, kv_heads, slots, head_dim, splits, dtype, normed):
+        cfg = dataclasses.replace(CFG, n_heads=heads, n_kv_heads=kv_heads, head_dim=head_dim, shifted_kv_heads=0, compute_dtype=dtype)
+        plain, rng = KVCache(cfg, "heads"), np.random.default_rng(rows)
+        products, k, v = (
+            jnp.asarray(rng.standard_normal(shape), dtype)
+            for shape in ((rows, heads + 2 * kv_heads, head_dim), *((rows, kv_heads, slots, head_dim),) * 2)
+        )
+        scale = jnp.asarray(1 + rng.standard_normal((heads + kv_heads, head_dim)), jnp.float32) if normed else None
+        positions = jnp.asarray([0, slots - 1, *rng.integers(1, slots, rows - 2)])
+        rope = rope_angles(cfg, positions[:, None])
+        qk = products[:, None, : heads + kv_heads]
+        if normed:
+            wide = qk.astype(jnp.float32)
+            qk = (wide * jax.lax.rsqrt(jnp.mean(wide * wide, -1, keepdims=True) + 1e-5) * scale).astype(dtype)
+        q, new = jnp.split(rotate(qk, *rope), [heads], axis=2)
+        pair = plain.write((k, v), new, products[:, None, heads + kv_heads :], jnp.arange(rows), positions[:, None])
+        expected = plain.attend(q, pair, positions)[:, 0]
+        angles = tuple(each[:, 0, 0] for each in rope)
+        far = np.arange(slots)[:, None] >= np.asarray(positions)[:, None, None, None]  # is not looked at, nor the token's own slot
+        unread = tuple(jnp.where(far, jnp.nan, array) for array in (k, v))
+        got, kept = fused_step(products, scale, angles, *unread, positions, positions, eps=1e-5, splits=splits, interpret=True)
+        close = {"float32": 2e-6, "bfloat16": 1e-2}[dtype]
+        np.testing.assert_allclose(got.astype(jnp.float32), expected.astype(jnp.float32), atol=close, rtol=close)
+        for array, wanted in zip(kept, pair, strict=True):
+            there = ~np.broadcast_to(np.arange(slots)[:, None] > np.asarray(positions)[:, None, None, None], array.shape)
+            np.testing.assert_allclose(np.asarray(array, np.float32)[there], np.asarray(wanted, np.float32)[there], atol=close, rtol=close)
+        nowhere = jnp.full(rows, slots + 1)
+        _, kept = fused_step(products, scale, angles, k, v, positions, nowhere, eps=1e-5, splits=splits, interpret=True)
+        for array, before in zip(kept, (k, v), strict=True):
+            np.testing.assert_array_equal(array, before)
+
+    def test_an_engine_whose_steps_start_from_the_products_is_the_trainer(self):
+        cfg = dataclasses.replace(CFG, head_dim=32, shifted_kv_heads=0)
+        kv = KVCache(cfg, "fused", interpret=True)
+        assert kv.takes_products
+        assert not any(
+            KVCache(dataclasses.replace(cfg, **change), "fused").takes_products
+            for change in ({"head_dim": 16}, {"shifted_kv_heads": 1}, {"lora_rank": 2, "lora_targets": ("q",)})
+        )
+        mine = Programs(backbone(cfg)[0], kv, eos_id=EOS, stops=(), block=4)
+        some = requests(prompts([5, 21, 9]), new=5)
+        got = Engine(backbone(cfg)[0], dataclasses.replace(SIZES, attention="fused"), mine).run(backbone(cfg)[1], some)
+        for one, sample in zip(some, got, strict=True):
+            agrees(one.tokens, sample, one.agent, cfg)
 
     def test_a_cache_for_the_kernel_is_written_and_read_like_any_other(self):
         cfg = dataclasses.replace(CFG, head_dim=16)

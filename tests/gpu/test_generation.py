@@ -20,6 +20,8 @@ from dk_jax.generation.implementation import fastest_attention, fastest_prompts 
 from dk_jax.generation.kv_cache import KVCache  # noqa: E402
 from dk_jax.generation.programs import Programs  # noqa: E402
 from dk_jax.models import BackboneConfig, build_backbone, token_log_probs  # noqa: E402
+from dk_jax.models.decode_attention import fused_step  # noqa: E402
+from dk_jax.models.layers import rope_angles  # noqa: E402
 
 CFG = BackboneConfig(
     family="qwen3", vocab_size=4096, d_model=512, n_layers=4, n_heads=8, n_kv_heads=4, head_dim=64, d_ff=1024, head_rank=4,
@@ -45,6 +47,23 @@ def test_kernels_agree_with_xla(attention, rows):
     pair = (k, v) if attention == "cudnn" else tuple(array.transpose(0, 2, 1, 3) for array in (k, v))
     got = jax.jit(KVCache(CFG, attention).attend)(q, pair, lengths - 1)
     np.testing.assert_allclose(got.astype(jnp.float32), expected, atol=2e-2)
+
+
+@pytest.mark.parametrize("splits", [1, 2, 4, None])
+@pytest.mark.parametrize("rows", [2, 5, 64])
+def test_a_whole_step_s_kernel_does_compiled_what_it_does_interpreted(rows, splits):
+    rng = np.random.default_rng(rows)
+    products, k, v = (jnp.asarray(rng.standard_normal((rows, *shape)), jnp.bfloat16) for shape in ((16, 128), (4, 700, 128), (4, 700, 128)))
+    scale = jnp.asarray(1 + 0.1 * rng.standard_normal((12, 128)), jnp.float32)
+    positions = jnp.asarray([0, 699, *rng.integers(0, 700, rows - 2)])
+    rope = tuple(each[:, 0, 0] for each in rope_angles(dataclasses.replace(CFG, head_dim=128), positions[:, None]))
+    slots = positions.at[1].set(701)
+    expected, kept = fused_step(products, scale, rope, k, v, positions, slots, eps=1e-6, splits=1, interpret=True)
+    step = jax.jit(lambda *of: fused_step(*of, positions, slots, eps=1e-6, splits=splits), donate_argnums=(3, 4))
+    got, pair = step(products, scale, rope, k, v)
+    np.testing.assert_allclose(got.astype(jnp.float32), expected.astype(jnp.float32), atol=2e-2)
+    for array, wanted in zip(pair, kept, strict=True):
+        np.testing.assert_allclose(array.astype(jnp.float32), wanted.astype(jnp.float32), atol=2e-2)
 
 
 @pytest.mark.parametrize(
