@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from typing import Literal, get_args
 
@@ -27,6 +28,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int
 
+from dk_jax.generation.row_copy import copied_rows
 from dk_jax.models.attention import causal_attention, masked_softmax
 from dk_jax.models.backbone import joins
 from dk_jax.models.config import BackboneConfig
@@ -165,6 +167,22 @@ class KVCache:
             rest = (0,) * (array.ndim - 1)
             sizes = [1 if axis == 0 else window if axis == 2 else array.shape[i] for i, axis in enumerate(_AXES[self.attention][which])]
             return jax.lax.dynamic_update_slice(array, jax.lax.dynamic_slice(array, (source, *rest), sizes), (target, *rest))
+
+        return tuple(moved(which, array) for which, array in enumerate(pair))
+
+    @property
+    def copies_together(self) -> bool:
+        """Whether `copy_together` can be had: where the platform has our kernels."""
+        return self.attention in ("fused", "cudnn") and self.mesh is None
+
+    def copy_together(self, pair: Pair, source: Int[Array, " n"], target: Int[Array, " n"], count: Int[Array, ""], window: int) -> Pair:
+        """Copies the first `window` slots of several rows, the first `count` of them, by a kernel."""
+
+        def moved(which: int, array: Array) -> Array:
+            at = _AXES[self.attention][which].index(2)
+            flat = array.reshape(array.shape[0], math.prod(array.shape[1:at]), -1)
+            width = window * math.prod(array.shape[at + 1 :])
+            return copied_rows(flat, source, target, count, width, interpret=self.interpret).reshape(array.shape)
 
         return tuple(moved(which, array) for which, array in enumerate(pair))
 

@@ -169,6 +169,8 @@ class Programs:
         if self.kv.mesh is not None:  # a slice of rows that lie on several devices would bring all of them to each
             target = jnp.where(jnp.arange(len(target)) < count, target, self._rows_of(cache))
             return [self.kv.copy_spread(pair, source, target, window) for pair in cache]
+        if self.kv.copies_together:
+            return [self.kv.copy_together(pair, source, target, count, window) for pair in cache]
         # One after the other: the source stays in the device's cache, and nothing is written but the targets.
         one = lambda i, cache: [self.kv.copy(pair, source[i], target[i], window) for pair in cache]  # noqa: E731
         return jax.lax.fori_loop(0, count, one, cache)

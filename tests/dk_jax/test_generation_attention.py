@@ -87,6 +87,21 @@ class TestAttention:
         for one, sample in zip(some, got, strict=True):
             agrees(one.tokens, sample, one.agent, cfg)
 
+    @pytest.mark.parametrize("attention", ["fused", "cudnn"])
+    def test_rows_are_copied_together_as_one_after_the_other(self, attention):
+        cfg, rng = dataclasses.replace(CFG, head_dim=16, compute_dtype="bfloat16"), np.random.default_rng(0)
+        kv = KVCache(cfg, attention, interpret=True)
+        assert kv.copies_together and not KVCache(cfg, "heads").copies_together
+        pair = tuple(jnp.asarray(rng.standard_normal(array.shape), array.dtype) for array in kv.zeros(5, 300)[0])
+        source, target = jnp.asarray([1, 1, 3, 0]), jnp.asarray([0, 4, 2, 0])
+        expected = pair
+        for one in range(3):
+            expected = kv.copy(expected, source[one], target[one], 270)
+        got = kv.copy_together(pair, source, target, jnp.int32(3), 270)
+        for mine, wanted, before in zip(got, expected, pair, strict=True):
+            np.testing.assert_array_equal(mine, wanted)
+            assert np.any(np.asarray(mine != before))
+
     def test_a_cache_for_the_kernel_is_written_and_read_like_any_other(self):
         cfg = dataclasses.replace(CFG, head_dim=16)
         mine = Programs(backbone(cfg)[0], KVCache(cfg, "fused", interpret=True), eos_id=EOS, stops=(), block=4)

@@ -38,7 +38,7 @@ TINY = Device(
 
 def config(**model):
     c = demo()
-    c.model.update(dict(d_model=64, n_layers=3, n_heads=4, n_kv_heads=2, head_dim=16, d_ff=96, remat=True, shifted_kv_heads=0) | model)
+    c.model.update(dict(d_model=64, n_layers=3, n_heads=4, n_kv_heads=2, head_dim=16, d_ff=96, remat="full", shifted_kv_heads=0) | model)
     c.codec.vocab_size, c.rl.only = 512, ()
     c.rollout.update(dict(max_context_tokens=4096, max_rows=8, tasks=4, checked_tasks=0))
     return c
