@@ -87,7 +87,8 @@ def measured() -> dict:
 
     def loops() -> list[int]:
         traced = jax.make_jaxpr(partial(token_log_probs, step.model.static))(step.model.trainable, tokens, ones, ones)
-        return [equation.params["length"] for equation in traced.eqns if equation.primitive.name == "scan"]
+        own = [inner for equation in traced.eqns for inner in (equation, *getattr(equation.params.get("call_jaxpr"), "eqns", ()))]
+        return [equation.params["length"] for equation in own if equation.primitive.name == "scan"]
 
     found["chunks"] = [loops()]
     with jax.set_mesh(step.mesh):
