@@ -9,12 +9,12 @@ from typing import Any
 from dk_jax.skills.record import MAX_NAME_CHARS, STATUSES, Evidence, Skill, SkillDraft, Status
 from dk_jax.skills.sameness import same_as
 
-# Where a skill may go from each status. Rejected and retired ones stay in the log, and stay what they are.
+# Where a skill may go from each status. Rejected ones stay in the log, and stay what they are; retired ones can be revived.
 _NEXT: dict[Status, tuple[Status, ...]] = {
     "candidate": ("active", "rejected"),
     "active": ("dormant", "retired"),
     "dormant": ("active", "retired"),
-    "retired": (),
+    "retired": ("active",),
     "rejected": (),
 }
 
@@ -133,6 +133,10 @@ class LibraryView:
                     f"allowed: {', '.join(_NEXT[skill.status]) or 'nothing'}"
                 )
             skill = dataclasses.replace(skill, status=status)
+        elif event.kind == "absorbed":
+            usage, other = skill.usage, self.by_id(event.data["of"])
+            usage = dataclasses.replace(usage, **{f.name: getattr(usage, f.name) + getattr(other.usage, f.name) for f in dataclasses.fields(usage)})
+            skill = dataclasses.replace(skill, usage=usage, parents=(*skill.parents, other.id))
         else:
             raise ValueError(f"unknown event {event.kind!r}: this library was written by a newer version")
         self._skills[skill.id] = skill

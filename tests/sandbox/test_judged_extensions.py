@@ -81,7 +81,7 @@ def test_a_broken_candidate_has_failed_to_build(judge):
 
 
 def test_building_has_a_deadline_of_its_own(judge):
-    result = judge(CANDIDATE.replace("v > 0", f"v > 0.0 * {time.time_ns() % 1000}"), build_s=0.2)
+    result = judge(CANDIDATE.replace("v > 0", f"v > 0.0 * {time.time_ns() % 1000}"), build_s=0.02)
     assert result.outcome == "timeout" and "building took too long" in result.feedback
     patient = judge(CANDIDATE.replace("v > 0", f"v > 0.0 * {time.time_ns() % 1000 + 1000}"), load_s=1.5)
     assert patient.outcome == "ok", patient.feedback
