@@ -83,6 +83,11 @@ class SkillLibrary:
         return self._staged
 
     @property
+    def staged_events(self) -> tuple[Event, ...]:
+        """What `commit` will write, in order."""
+        return tuple(self._events)
+
+    @property
     def current(self) -> LibraryView:
         """The library as committed. Do not change it."""
         return self._committed
@@ -121,13 +126,13 @@ class SkillLibrary:
                 view.apply(logged.event)
         return view
 
-    def history(self, skill_id: str | None = None) -> list[LoggedEvent]:
-        """All events ever committed, oldest first, or those of one skill.
+    def history(self, skill_id: str | None = None, *, after: int = 0) -> list[LoggedEvent]:
+        """All events ever committed, oldest first, or those of one skill, or those beyond a place in the log.
 
-        Undone ones are marked, never missing.
+        Undone ones are marked, never missing; beyond a place, those that are undone by what follows it.
         """
         with self._guarded("read it"):
-            found = self._db.execute("SELECT seq, step, kind, skill, data, time_s FROM events ORDER BY seq")
+            found = self._db.execute("SELECT seq, step, kind, skill, data, time_s FROM events WHERE seq > ? ORDER BY seq", (after,))
             rows = found.fetchall()
         undone: set[int] = set()
         standing: list[tuple[int, int]] = []
@@ -199,6 +204,11 @@ class SkillLibrary:
     def set_status(self, skill_id: str, status: Status, reason: str = "") -> None:
         """Stages a change of status. Raises ValueError if it can't follow the present one."""
         self._stage("status", skill_id, {"status": status, "reason": reason})
+
+    def absorb(self, skill_id: str, other_id: str, reason: str = "") -> None:
+        """Stages that a skill stands for another one too, which is retired: it takes over its uses, and names it as a parent."""
+        self._stage("absorbed", skill_id, {"of": other_id})
+        self.set_status(other_id, "retired", reason)
 
     def activate(self, skill_id: str, reason: str = "") -> None:
         """Stages a skill's entry into retrieval."""

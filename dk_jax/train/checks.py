@@ -6,6 +6,7 @@ first RL step, has to be noticed here, where the recipe can still be corrected.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -36,6 +37,7 @@ CHOICES = {
     "rollout.selector": ("llm", "bm25"),
     "rollout.context": ("full", "kernels"),
     "skills.use": (True, False),
+    "skills.lifecycle.on": (True, False),
     "evaluation.inject": (True, False),
     "rl.keep_best": ("", "reward", "correct", "correct_first_turn", "speedup", "fast_1", "fast_1.5", "compiled"),
 }
@@ -63,12 +65,14 @@ def _check(cfg: ConfigDict) -> None:
         setup.sandbox_options(cfg)
         Candidate(source="x", language=cfg.sandbox.language, form=cfg.sandbox.form)
     setup.rollout_config(cfg)
+    setup.lifecycle_rules(cfg)
     _check_credit(cfg)
     _check_model(cfg)
     for key, allowed in CHOICES.items():
-        group, name = key.split(".")
-        if cfg[group][name] not in allowed:
-            raise ConfigError(f"{key} is {cfg[group][name]!r}: use one of {', '.join(map(repr, allowed))}")
+        *groups, name = key.split(".")
+        value = functools.reduce(lambda part, group: part[group], groups, cfg)[name]
+        if value not in allowed:
+            raise ConfigError(f"{key} is {value!r}: use one of {', '.join(map(repr, allowed))}")
     _check_staleness(cfg.rl.staleness)
     agents = cfg.rl.agents
     if isinstance(agents, str) or not agents or set(agents) - set(AGENTS):

@@ -19,6 +19,7 @@ from tqdm import tqdm
 from dk_jax.rollout.digest import rollout_metrics, skill_usage
 from dk_jax.rollout.episode import StepRollouts, collect
 from dk_jax.rollout.trajectory import save_trajectories
+from dk_jax.skills.lifecycle import Lifecycle
 from dk_jax.tasks.task import Task
 from dk_jax.train import setup, updaters
 from dk_jax.train.agent_metrics import agent_metrics
@@ -55,6 +56,8 @@ class RLPhase:
         self.updater = updaters.for_rl(run.cfg, run.model, self._run_program)
         self.checkpoints = Checkpoints(run.checkpoints_folder / "rl", keep=run.cfg.rl.keep_checkpoints)
         self._unsettled: TrainState | None = None
+        rules = setup.lifecycle_rules(run.cfg)
+        self.lifecycle = Lifecycle(rules) if rules else None
 
     def close(self) -> None:
         self.checkpoints.close()
@@ -150,11 +153,14 @@ class RLPhase:
         run = self.run
         overtaken = run.verifier.stage(run.library, rollouts.proposals, step=state.step)
         self._stage_usage(rollouts)
+        for change in self.lifecycle.review(run.library, state.step) if self.lifecycle else ():
+            log.info("step %d: skill %s is %s: %s", state.step, change.name, change.status, change.reason)
         run.library.commit(state.step)
         if self.cfg.rl.keep_rollouts:
             save_trajectories(run.workdir / "rollouts" / f"step_{state.step:05d}.jsonl", rollouts.trajectories)
         counts = run.library.counts()
-        return {f"skills_{k}": float(counts[k]) for k in ("proposed", "verified", "active")} | {"proposals_overtaken": float(overtaken)}
+        named = ("proposed", "verified", "active", *(("dormant", "retired") if self.lifecycle else ()))
+        return {f"skills_{k}": float(counts[k]) for k in named} | {"proposals_overtaken": float(overtaken)}
 
     def _settle(self, journal: Any) -> None:
         """Waits for the checkpoint in work, and lets go of what it makes needless: verdicts that no whole checkpoint asks for again,

@@ -15,6 +15,7 @@ from dk_jax.rollout.episode import RolloutConfig
 from dk_jax.rollout.judge import Journal, SandboxJudge
 from dk_jax.rollout.trajectory import derive_seed
 from dk_jax.sft.corpus import Variant
+from dk_jax.skills.lifecycle import LifecycleRules
 from dk_jax.tasks.builtin import builtin_suite
 from dk_jax.tasks.generate import generate_tasks
 from dk_jax.tasks.kernelbench import load_kernelbench, split_by_family
@@ -232,6 +233,21 @@ def sampler_config(cfg: ConfigDict, eos_id: int, share: int = 1) -> SamplerConfi
         chunks=chunks or (r.max_context_tokens,),
         streams=cfg.learner.streams,
     )
+
+
+def lifecycle_rules(cfg: ConfigDict) -> LifecycleRules | None:
+    """When the library's skills rest, come back and retire; None where all of them stay.
+
+    Raises:
+        ConfigError: a number out of its range.
+    """
+    fields = cfg.skills.lifecycle.to_dict()
+    on = fields.pop("on")
+    try:
+        rules = LifecycleRules(**fields)
+        return rules if on else None
+    except (TypeError, ValueError) as error:
+        raise ConfigError(str(error)) from error
 
 
 def credit_config(cfg: ConfigDict) -> CreditConfig:

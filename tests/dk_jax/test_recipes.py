@@ -195,6 +195,24 @@ def test_evaluation_may_leave_the_skills_where_they_are(tmp_path):
         run.close()
 
 
+def test_skills_rest_by_what_they_do_if_the_recipe_says_so(tmp_path):
+    """With rules under which hardly any skill helps enough: each change is in the log of its step, and in the metrics."""
+    strict = {"on": True, "least_effects": 0.5, "dormant_below": 0.999, "rest_steps": 1, "most_rests": 1, "alike": 2.0}
+    run = ToyRun(toy("davinci_8b", **{f"skills.lifecycle.{key}": value for key, value in strict.items()}, **{"rl.steps": 4}), tmp_path, skills=3)
+    try:
+        run.rl(run.sft().trainable)
+        steps = read_scalars(tmp_path / "metrics.jsonl", "rl")
+        status = [(e.step, e.event.data) for e in run.library.history() if e.event.kind == "status"]
+        changes = [(step, data) for step, data in status if data["status"] in ("dormant", "retired")]
+        assert changes and all("it helps with probability" in data["reason"] for _, data in changes)
+        assert {data["status"] for _, data in changes} == {"dormant", "retired"}
+        counts = run.library.counts()
+        assert (steps[-1]["skills_dormant"], steps[-1]["skills_retired"]) == (counts["dormant"], counts["retired"])
+        assert min(step for step, _ in changes) >= 1 and counts["retired"] > 0
+    finally:
+        run.close()
+
+
 def test_verification_is_a_choice(tmp_path):
     rules = {}
     for rule in ("paper", "paired"):
@@ -215,6 +233,7 @@ def test_verification_is_a_choice(tmp_path):
         ("rl.agents", (), r"rl\.agents is \(\)"),
         ("rl.agents", ("polic",), "name at least one of selection, policy, summary"),
         ("sft.steps", -1, r"sft\.steps is -1"),
+        ("skills.lifecycle.rest_steps", 0, r"skills\.lifecycle\.rest_steps is 0; it must be above 0"),
         ("model.init", "qwen3-13b", "model.init is 'qwen3-13b'"),
     ],
 )
