@@ -8,7 +8,7 @@ skill. Effects are noisy, and age: the policy learns what a skill says, or outgr
 (conjugate; Gelman et al. 2013, Bayesian Data Analysis, section 3.3), where an effect of n steps ago counts 2^(-n / half_life_steps) times,
 and its verification as a few effects at the time of its proposal. From it follow, at the end of each step,
 
-    active -> dormant     it is unlikely to help (P(theta > 0) < `dormant_below`), or is shown again and again and never selected
+    active -> dormant     it is unlikely to help (P(theta > log `least_gain`) < `dormant_below`), or is shown again and again and never selected
     dormant -> active     after a rest, which doubles each time: the policy that it did not help has changed meanwhile, so what was
                           measured before counts a quarter
     dormant -> retired    after `most_rests` rests
@@ -29,7 +29,7 @@ from typing import Literal
 from scipy.special import stdtr, stdtrit
 
 from dk_jax.skills.library import LoggedEvent, SkillLibrary
-from dk_jax.skills.likeness import likeness, runs
+from dk_jax.skills.likeness import Alike
 from dk_jax.skills.record import Skill, Status
 from dk_jax.skills.view import LibraryView
 
@@ -48,7 +48,8 @@ class LifecycleRules:
       verification_weight: what a verification's pair is worth, as a share of an effect (what passed a test looks better than it is), ...
       verification_most: ... and all of them together at most.
       least_effects: measured effects, aged, below which a skill is left alone.
-      dormant_below: probability of helping at all below which it rests.
+      least_gain: speedup ratio from which a skill helps: what does nothing takes room in prompts.
+      dormant_below: probability of helping below which it rests.
       ignored_after: times shown, aged, without ever being selected, after which it rests; 0 never.
       rest_steps: training steps of the first rest; each further one is twice as long.
       most_rests: rests after which a skill that would rest again is retired.
@@ -64,6 +65,7 @@ class LifecycleRules:
     verification_weight: float = 0.25
     verification_most: float = 4.0
     least_effects: float = 4.0
+    least_gain: float = 1.03
     dormant_below: float = 0.2
     ignored_after: float = 40.0
     rest_steps: int = 50
@@ -71,7 +73,7 @@ class LifecycleRules:
     alike: float = 0.75
 
     def __post_init__(self):
-        for name in ("half_life_steps", "prior_effects", "prior_sigma", "least_effects", "rest_steps"):
+        for name in ("half_life_steps", "prior_effects", "prior_sigma", "least_effects", "least_gain", "rest_steps"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"skills.lifecycle.{name} is {getattr(self, name)}; it must be above 0")
         for name in ("verification_weight", "verification_most", "ignored_after", "most_rests", "alike"):
@@ -119,7 +121,7 @@ class Posterior:
 
     Attributes:
       mean, low, high: of the log-speedup, with its central 95 % interval.
-      helps: probability that the effect is above zero.
+      helps: probability that it is above log `least_gain`.
       effects: measured effects that it rests on, aged; the prior and verifications not among them.
     """
 
@@ -148,7 +150,8 @@ def posterior(skill: Skill, recent: Recent, rules: LifecycleRules) -> Posterior:
     centre = ((before + pairs) * start + n * mean) / kappa
     width = math.sqrt(scale / (shape * kappa))
     half = float(stdtrit(2 * shape, 0.975)) * width
-    return Posterior(mean=centre, low=centre - half, high=centre + half, helps=float(stdtr(2 * shape, centre / width)), effects=n)
+    helps = float(stdtr(2 * shape, (centre - math.log(rules.least_gain)) / width))
+    return Posterior(mean=centre, low=centre - half, high=centre + half, helps=helps, effects=n)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -182,7 +185,7 @@ class Lifecycle:
         self.rules = rules
         self._past: dict[str, _Past] = {}
         self._seen = 0
-        self._runs: dict[str, frozenset] = {}
+        self._alike = Alike(rules.alike)
 
     def review(self, library: SkillLibrary, step: int) -> list[Change]:
         """Stages what follows from all that is committed and staged, and returns it; to be called before `library.commit(step)`.
@@ -256,23 +259,22 @@ class Lifecycle:
         if self.rules.alike > 1:
             return []
         active = view.active()
-        for skill in active:
-            self._runs.setdefault(skill.id, runs(skill))
+        near = {skill.id: self._alike.to(skill) for skill in active}
+        if not any(near.values()):
+            return []
         means = {skill.id: posterior(skill, recents[skill.id], self.rules).mean for skill in active}
         ranked = sorted(active, key=lambda skill: -means[skill.id])  # stable: older first among equals
         kept: list[Skill] = []
         changes: list[Change] = []
         for skill in ranked:
-            same = next((one for one in kept if self._alike(one, skill) >= self.rules.alike), None)
+            same = next((one for one in kept if one.id in near[skill.id] or skill.id in near[one.id]), None)
             if same is None:
                 kept.append(skill)
                 continue
-            reason = f"it shows the code of {same.name} ({self._alike(same, skill):.2f} alike), which does no worse"
+            degree = near[skill.id].get(same.id) or near[same.id][skill.id]
+            reason = f"it shows the code of {same.name} ({degree:.2f} alike), which does no worse"
             changes.append(Change(skill_id=skill.id, name=skill.name, status="retired", reason=reason, into=same.id))
         return changes
-
-    def _alike(self, one: Skill, other: Skill) -> float:
-        return likeness(self._runs[one.id], self._runs[other.id]) if one.language == other.language else 0.0
 
 
 def _take(past: dict[str, _Past], logged: LoggedEvent, half_life_steps: float) -> None:

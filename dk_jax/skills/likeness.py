@@ -8,6 +8,7 @@ another; the likeness is the share of common runs of four tokens (Jaccard's inde
 from __future__ import annotations
 
 import re
+from collections import Counter
 
 from dk_jax.skills.record import Skill, SkillDraft, sections
 
@@ -43,6 +44,41 @@ def _plain(token: str, names: dict[str, str]) -> str:
     if (token[0].isalpha() or token[0] == "_") and token not in _KEPT:
         return names.setdefault(token, f"name{len(names)}")
     return token
+
+
+class Alike:
+    """Which of the skills seen so far are alike, each looked at once: what is new is held against those that share runs with it.
+
+    Args:
+      least: likeness from which two are.
+    """
+
+    def __init__(self, least: float):
+        self._least = least
+        self._contents: dict[str, str] = {}
+        self._sizes: dict[str, int] = {}
+        self._near: dict[str, dict[str, float]] = {}
+        self._holders: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+
+    def to(self, skill: Skill) -> dict[str, float]:
+        """Ids of the skills seen before this one that are like it, in its own language, and how much."""
+        if self._contents.get(skill.id, skill.content) != skill.content:  # steps were undone, and done again otherwise
+            self.__init__(self._least)
+        if skill.id not in self._near:
+            self._contents[skill.id] = skill.content
+            self._near[skill.id] = self._seen(skill)
+        return self._near[skill.id]
+
+    def _seen(self, skill: Skill) -> dict[str, float]:
+        own = runs(skill)
+        common: Counter[str] = Counter()
+        for run in own:
+            holders = self._holders.setdefault((skill.language, run), [])
+            common.update(holders)
+            holders.append(skill.id)
+        self._sizes[skill.id] = len(own)
+        near = {other: count / (len(own) + self._sizes[other] - count) for other, count in common.items()}
+        return {other: degree for other, degree in near.items() if degree >= self._least}
 
 
 def likeness(one: frozenset, other: frozenset) -> float:

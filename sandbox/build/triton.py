@@ -300,11 +300,12 @@ def aot_compile(
     device = AotDevice(language="triton", arch=arch)
     capability_of(arch)
     device.before_load()
-    path = os.path.join(tempfile.mkdtemp(prefix="aot-"), "candidate.py")
-    with open(path, "w") as file:
-        file.write(source)
-    linecache.checkcache(path)
-    spec = importlib.util.spec_from_file_location("candidate_aot", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return device.compile_report(getattr(module, entry_point)(*init), args)
+    with tempfile.TemporaryDirectory(prefix="aot-") as directory:
+        path = os.path.join(directory, "candidate.py")
+        with open(path, "w") as file:
+            file.write(source)
+        linecache.checkcache(path)
+        spec = importlib.util.spec_from_file_location("candidate_aot", path)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return device.compile_report(getattr(module, entry_point)(*init), args)
