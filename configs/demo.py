@@ -223,7 +223,7 @@ def get_config() -> ConfigDict:
     # paper.
     c.skills.lifecycle = ConfigDict(
         dict(on=False, half_life_steps=100.0, prior_effects=2.0, prior_sigma=0.4, verification_weight=0.25, verification_most=4.0,
-             least_effects=4.0, least_gain=1.03, dormant_below=0.2, ignored_after=40.0, rest_steps=50, most_rests=2, alike=0.75)
+             least_effects=4.0, least_gain=1.03, dormant_below=0.2, ignored_after=40.0, most_active=64, rest_steps=50, most_rests=2, alike=0.75)
     )  # fmt: skip
     # inject: False evaluates without skills, those of the library stay where they are
     c.evaluation = ConfigDict(dict(samples=6, turns=2, temperature=1.0, top_p=1.0, max_tasks=0, inject=True))

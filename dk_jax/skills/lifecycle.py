@@ -9,6 +9,8 @@ skill. Effects are noisy, and age: the policy learns what a skill says, or outgr
 and its verification as a few effects at the time of its proposal. From it follow, at the end of each step,
 
     active -> dormant     it is unlikely to help (P(theta > log `least_gain`) < `dormant_below`), or is shown again and again and never selected
+                          too, if more than `most_active` are active and it is the least promising of them: the upper end of its posterior's
+                          interval is the lowest, so what is hardly known is not the first to go
     dormant -> active     after a rest, which doubles each time: the policy that it did not help has changed meanwhile, so what was
                           measured before counts a quarter
     dormant -> retired    after `most_rests` rests
@@ -51,6 +53,7 @@ class LifecycleRules:
       least_gain: speedup ratio from which a skill helps: what does nothing takes room in prompts.
       dormant_below: probability of helping below which it rests.
       ignored_after: times shown, aged, without ever being selected, after which it rests; 0 never.
+      most_active: active skills beyond which the least promising rest; 0 for any number.
       rest_steps: training steps of the first rest; each further one is twice as long.
       most_rests: rests after which a skill that would rest again is retired.
       alike: likeness of two skills' examples from which they are one idea; above 1 nothing is merged.
@@ -68,6 +71,7 @@ class LifecycleRules:
     least_gain: float = 1.03
     dormant_below: float = 0.2
     ignored_after: float = 40.0
+    most_active: int = 64
     rest_steps: int = 50
     most_rests: int = 2
     alike: float = 0.75
@@ -76,7 +80,7 @@ class LifecycleRules:
         for name in ("half_life_steps", "prior_effects", "prior_sigma", "least_effects", "least_gain", "rest_steps"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"skills.lifecycle.{name} is {getattr(self, name)}; it must be above 0")
-        for name in ("verification_weight", "verification_most", "ignored_after", "most_rests", "alike"):
+        for name in ("verification_weight", "verification_most", "ignored_after", "most_active", "most_rests", "alike"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"skills.lifecycle.{name} is {getattr(self, name)}; it must not be negative")
         if not 0 <= self.dormant_below < 1:
@@ -203,6 +207,8 @@ class Lifecycle:
         for skill in library.staged.skills("active", "dormant"):
             if skill.id not in gone:
                 changes += self._fate(skill, recents[skill.id], now.get(skill.id, _Past()), step)
+        gone |= {change.skill_id for change in changes}
+        changes += self._crowded_out([skill for skill in library.staged.active() if skill.id not in gone], recents, now)
         for change in changes:
             if change.into:
                 library.absorb(change.into, change.skill_id, change.reason)
@@ -243,12 +249,26 @@ class Lifecycle:
             why = f"it was shown {recent.shown:.0f} times and not selected"
         else:
             return
-        if past.rests >= rules.most_rests:
-            # By way of rest, which every retirement of a skill goes.
-            yield self._change(skill, "dormant", why)
+        yield from self._rest(skill, past, why)
+
+    def _rest(self, skill: Skill, past: _Past, why: str) -> Iterable[Change]:
+        """An active skill rests, or is retired if it has rested often enough: by way of rest, which every retirement of this kind goes."""
+        yield self._change(skill, "dormant", why)
+        if past.rests >= self.rules.most_rests:
             yield self._change(skill, "retired", f"{why}, after {past.rests} rests")
-        else:
-            yield self._change(skill, "dormant", why)
+
+    def _crowded_out(self, active: list[Skill], recents: dict[str, Recent], past: dict[str, _Past]) -> list[Change]:
+        """The least promising of those that are active and stay so but for this; of equals the younger."""
+        too_many = len(active) - self.rules.most_active
+        if not self.rules.most_active or too_many <= 0:
+            return []
+        known = {skill.id: posterior(skill, recents[skill.id], self.rules) for skill in active}
+        least = sorted(reversed(active), key=lambda skill: known[skill.id].high)[:too_many]
+        changes: list[Change] = []
+        for skill in least:
+            why = f"{len(active)} skills are active, and no more than {math.exp(known[skill.id].high):.3f}x can be hoped for of this one"
+            changes += self._rest(skill, past.get(skill.id, _Past()), why)
+        return changes
 
     @staticmethod
     def _change(skill: Skill, status: Literal["active", "dormant", "retired"], reason: str) -> Change:

@@ -144,7 +144,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=500)
     parser.add_argument("--seeds", type=int, default=5)
     arguments = parser.parse_args()
-    world, rules = World(), LifecycleRules()
+    world, rules = World(), LifecycleRules(most_active=24)
     report = {
         **provenance(("numpy", "scipy")), "world": dataclasses.asdict(world), "rules": dataclasses.asdict(rules), "proposed": KINDS,
         "passes": PASSES, "steps": arguments.steps, "seeds": arguments.seeds, "runs": {},
@@ -168,13 +168,15 @@ def main() -> None:
             arguments.out.write_text(json.dumps(report, indent=1) + "\n")
     x_axis, every = Axis(label="step", whole=True), slice(None, None, max(1, arguments.steps // 100))
     charts = []
-    for name, title, axis in (
-        ("active", "Active skills", Axis(label="skills", low=0.0)),
-        ("effect", "Mean true effect of the active skills", Axis(label="log-speedup on their family")),
-        ("used_effect", "Mean true effect of the schemes that are used", Axis(label="log-speedup")),
-    ):
-        lines = {label: list(curve[name][every]) for label, curve in curves.items()}
-        charts.append(line_chart(title, list(range(1, arguments.steps + 1))[every], lines, x_axis=x_axis, y_axis=axis, smooth=5))
+    for verification in PASSES:
+        for name, title, axis in (
+            ("active", "Active skills", Axis(label="skills", low=0.0)),
+            ("effect", "True effect of the active", Axis(label="mean log-speedup on their family")),
+            ("used_effect", "True effect of what is used", Axis(label="mean log-speedup")),
+        ):
+            lines = {kept: list(curves[f"{verification}, {kept}"][name][every]) for kept in ("lifecycle", "add-only")}
+            steps = list(range(1, arguments.steps + 1))[every]
+            charts.append(line_chart(f"{title}, verification {verification}", steps, lines, x_axis=x_axis, y_axis=axis, smooth=5))
     title = "Skills' lifecycle, simulated"
     page = f"<!doctype html><meta charset=utf-8><title>{title}</title><style>{STYLE}</style><main><h1>{title}</h1>{''.join(charts)}</main>\n"
     arguments.out.with_suffix(".html").write_text(page)

@@ -121,6 +121,16 @@ def test_a_skill_that_is_shown_and_never_taken_rests(library):
     assert changes == [("ignored", "dormant")] and 4 * step >= RULES.ignored_after > 4 * (step - 3)
 
 
+def test_of_too_many_the_least_promising_rest_and_what_is_hardly_known_is_not_the_first(library):
+    lifecycle = Lifecycle(dataclasses.replace(RULES, most_active=2, least_effects=50.0))
+    ids = {name: add(library, name) for name in ("poor", "fine", "new")}
+    library.use(ids["poor"], shown=9, selected=9, log_effects=[0.04, 0.06] * 6)
+    library.use(ids["fine"], shown=9, selected=9, log_effects=[0.3, 0.34] * 6)
+    assert run(library, lifecycle, 0) == [("poor", "dormant")]
+    assert "3 skills are active" in library.history(ids["poor"])[-1].event.data["reason"]
+    assert [run(library, lifecycle, step) for step in (1, 2)] == [[], []]
+
+
 def test_one_idea_in_other_words_is_absorbed_by_the_better_skill(library):
     lifecycle = Lifecycle(RULES)
     renamed = CODE["tile"].replace("acc", "total").replace("64", "128").replace("out", "y") + "  // the same in other words"
