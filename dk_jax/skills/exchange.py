@@ -1,17 +1,34 @@
-"""Skills as files: JSONL with daVinci's fields and ours, and one Markdown file a skill for people."""
+"""Skills as files: JSONL with daVinci's fields and ours, and one Markdown file a skill for people, which is read back too.
+
+JSONL holds whole records. Markdown leaves out the code before and after, and has numbers to the digits that are printed.
+"""
 
 from __future__ import annotations
 
+import functools
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
+from dk_jax.skills.markdown import BadPage, markdown, parse
 from dk_jax.skills.record import Skill, validate_draft
+
+MAX_MARKDOWN_BYTES = 100_000
+Where = TypeVar("Where", int, Path)
 
 
 class BadSkillFile(ValueError):
-    """A file of skills that can't be used; the message names file, line and field."""
+    """A file of skills, or a directory of files, that can't be used; the message names file, line and field.
+
+    Attributes:
+        problems: why, one line for each skill that is refused.
+    """
+
+    def __init__(self, *problems: str):
+        super().__init__("\n".join(problems))
+        self.problems = problems
 
 
 def write_jsonl(path: str | Path, skills: Sequence[Skill]) -> int:
@@ -29,75 +46,53 @@ def read_jsonl(path: str | Path) -> list[tuple[int, Skill]]:
     Fields beyond daVinci's five may be absent, e.g. in daVinci's own files.
 
     Raises:
-        BadSkillFile: naming file, line and field.
+        BadSkillFile: naming file, line and field of every line that is no skill.
     """
-    path, found, seen = Path(path), [], {}
+    path = Path(path)
     try:
-        text = path.read_text(encoding="utf-8")
+        lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise BadSkillFile(f"{path}: can't be read as UTF-8 text: {error}") from error
-    for number, line in enumerate(text.split("\n"), 1):
-        if not line.strip():
+    readers = {n: functools.partial(_from_json, line, f"{path}:{n}") for n, line in enumerate(lines, 1) if line.strip()}
+    return _read_all(readers, lambda n: f"{path}:{n}", lambda n: f"on line {n}")
+
+
+def _from_json(line: str, where: str) -> Skill:
+    try:
+        data = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise BadSkillFile(f"{where}: not JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise BadSkillFile(f"{where}: not a JSON object")
+    data.pop("id", None)
+    try:
+        skill = Skill.from_dict(data)
+    except (TypeError, ValueError) as error:
+        raise BadSkillFile(f"{where}: {error}") from error
+    if problems := validate_draft(skill.draft):
+        raise BadSkillFile(f"{where}: {'; '.join(problems)}")
+    return skill
+
+
+def _read_all(
+    readers: Mapping[Where, Callable[[], Skill]], place: Callable[[Where], str], called: Callable[[Where], str]
+) -> list[tuple[Where, Skill]]:
+    """What all readers read, with where it is from; or one BadSkillFile of all that fail or give a name again."""
+    found: list[tuple[Where, Skill]] = []
+    seen: dict[str, Where] = {}
+    problems: list[str] = []
+    for where, read in readers.items():
+        try:
+            skill = read()
+        except BadSkillFile as error:
+            problems += error.problems
             continue
-        where = f"{path}:{number}"
-        try:
-            data = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise BadSkillFile(f"{where}: not JSON: {error}") from error
-        if not isinstance(data, dict):
-            raise BadSkillFile(f"{where}: not a JSON object")
-        data.pop("id", None)
-        try:
-            skill = Skill.from_dict(data)
-        except (TypeError, ValueError) as error:
-            raise BadSkillFile(f"{where}: {error}") from error
-        if problems := validate_draft(skill.draft):
-            raise BadSkillFile(f"{where}: {'; '.join(problems)}")
-        if skill.status != "rejected":
-            if skill.name in seen:
-                raise BadSkillFile(
-                    f"{where}: field 'name': {skill.name!r} is already on line {seen[skill.name]}"
-                )
-            seen[skill.name] = number
-        found.append((number, skill))
+        if skill.status != "rejected" and seen.setdefault(skill.name, where) != where:
+            problems.append(f"{place(where)}: field 'name': {skill.name!r} is already {called(seen[skill.name])}")
+        found.append((where, skill))
+    if problems:
+        raise BadSkillFile(*problems)
     return found
-
-
-def markdown(skill: Skill) -> str:
-    """A skill for people: header, content, evidence, use."""
-    usage = skill.usage
-    lines = [
-        f"# {skill.name}",
-        "",
-        skill.description,
-        "",
-        f"- scope: {skill.scope}",
-        f"- tags: {', '.join(skill.tags)}",
-        f"- status: {skill.status}" + (f" (id {skill.id})" if skill.id else ""),
-    ]
-    if skill.language:
-        lines.append(f"- language: {skill.language}")
-    if skill.provenance.task:
-        lines.append(f"- found on: {skill.provenance.task}, step {skill.provenance.step}")
-    if skill.parents:
-        lines.append(f"- merged from: {', '.join(skill.parents)}")
-    lines += [f"- shown {usage.shown} times, selected {usage.selected} times", "", skill.content.strip(), ""]
-    if skill.evidence:
-        lines += [
-            "## Evidence",
-            "",
-            "| step | tasks | device | rule | decision | effect | 95 % interval | p | n |",
-            "|---|---|---|---|---|---|---|---|---|",
-        ]
-        for e in skill.evidence:
-            interval = "" if e.low is None or e.high is None else f"{e.low:.2f}–{e.high:.2f}"
-            p = "" if e.p is None else f"{e.p:.3g}"
-            lines.append(
-                f"| {e.step} | {', '.join(e.tasks)} | {e.device} | {e.rule} | {e.decision} | {e.effect:.2f}x "
-                f"| {interval} | {p} | {e.n} |"
-            )
-        lines.append("")
-    return "\n".join(lines)
 
 
 def write_markdown(directory: str | Path, skills: Sequence[Skill]) -> int:
@@ -110,8 +105,43 @@ def write_markdown(directory: str | Path, skills: Sequence[Skill]) -> int:
     return len(skills)
 
 
+def read_markdown(path: str | Path) -> list[tuple[Path, Skill]]:
+    """The skill of a Markdown file, or those of all .md files of a directory (not of those below it), by file name; ids are dropped.
+
+    What `write_markdown` writes comes back, but for the code before and after and for digits that are not printed; for files written by
+    hand see dk_jax.skills.markdown.parse.
+
+    Raises:
+        BadSkillFile: naming file, line and field for every file that is no skill, is larger than 100 kB or has the name of another one.
+    """
+    path = Path(path)
+    files = sorted(file for file in path.glob("*.md") if file.is_file()) if path.is_dir() else [path]
+    if not files:
+        raise BadSkillFile(f"{path}: the directory holds no .md files")
+    readers = {file: functools.partial(_from_markdown, file) for file in files}
+    return _read_all(readers, lambda file: f"{file}:1", lambda file: f"in {file.name}")
+
+
+def _from_markdown(path: Path) -> Skill:
+    try:
+        with open(path, "rb") as file:
+            data = file.read(MAX_MARKDOWN_BYTES + 1)
+    except OSError as error:
+        raise BadSkillFile(f"{path}: can't be read: {error.strerror or error}") from error
+    if len(data) > MAX_MARKDOWN_BYTES:
+        raise BadSkillFile(f"{path}:1: field 'content': the file is larger than {MAX_MARKDOWN_BYTES // 1000} kB")
+    try:
+        return parse(data.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise BadSkillFile(f"{path}:{line}: can't be read as UTF-8 text: {error.reason} (byte {data[error.start]:#x})") from error
+    except BadPage as error:
+        raise BadSkillFile(f"{path}:{error}") from error
+
+
 def _write(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".part")
-    partial.write_text(text, encoding="utf-8")
+    # Line ends as they are in the text, on any system.
+    partial.write_text(text, encoding="utf-8", newline="")
     os.replace(partial, path)

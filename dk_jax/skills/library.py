@@ -26,7 +26,7 @@ from typing import Any
 from dk_jax.skills import exchange
 from dk_jax.skills.record import Evidence, Provenance, Skill, SkillDraft, Status, validate_draft
 from dk_jax.skills.schema import LibraryError, connect
-from dk_jax.skills.view import Event, LibraryView
+from dk_jax.skills.view import Event, LibraryView, NameTaken
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,17 +44,17 @@ class SkillLibrary:
     """A library in the SQLite file `path`, made if it is not there. Use as a context manager, or `close` it.
 
     Reading (`active`, `get`, `counts`, `step`, `version`, ...) sees committed steps only; `staged` sees the
-    open step too.
+    open step too. While another process writes, reading and writing wait for up to `timeout_s`.
 
     Raises:
         LibraryError: the file is no library, or of a newer version, or can't be opened.
     """
 
-    def __init__(self, path: str | Path):
+    def __init__(self, path: str | Path, *, timeout_s: float = 30.0):
         self.path = Path(path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self._guarded("open it"):
-            self._db = connect(self.path)
+            self._db = connect(self.path, timeout_s)
         self._refresh()
 
     def _refresh(self) -> None:
@@ -313,18 +313,28 @@ class SkillLibrary:
             status: given to all of them; by default each keeps its own, "candidate" where the file has none.
 
         Raises:
-            exchange.BadSkillFile: a line that is no skill, or a name that is taken; names file, line and
+            exchange.BadSkillFile: lines that are no skill, or names that are taken; names file, line and
             field.
         """
-        numbered = exchange.read_jsonl(path)
+        return self.import_skills([(f"{path}:{line}", s) for line, s in exchange.read_jsonl(path)], status=status)
+
+    def import_markdown(self, directory: str | Path, *, status: Status | None = None) -> list[str]:
+        """Stages the skill of each Markdown file of a directory, or of one file; else as `import_jsonl`."""
+        return self.import_skills([(f"{path}:1", s) for path, s in exchange.read_markdown(directory)], status=status)
+
+    def import_skills(self, found: Sequence[tuple[str, Skill]], *, status: Status | None = None) -> list[str]:
+        """Stages skills, each given with where it was read; else as `import_jsonl`."""
         before, events = self._staged.copy(), list(self._events)
-        ids = []
+        ids, problems = [], []
         try:
-            for line, skill in numbered:
+            for where, skill in found:
                 try:
                     ids.append(self.add(dataclasses.replace(skill, status=status) if status else skill))
                 except ValueError as error:
-                    raise exchange.BadSkillFile(f"{path}:{line}: field 'name': {error}") from error
+                    field = "field 'name': " if isinstance(error, NameTaken) else ""
+                    problems.append(f"{where}: {field}{error}")
+            if problems:
+                raise exchange.BadSkillFile(*problems)
         except BaseException:
             self._staged, self._events = before, events
             raise

@@ -24,7 +24,7 @@ _HEADING = re.compile(
 )
 # Text that a chat template or a tool-call parser would act on; inside a skill it could close somebody's
 # message.
-_CONTROL = re.compile(
+CONTROL = re.compile(
     r"<\|[^|<>\n]{1,40}\|>|</?(?:tool_call|think)>|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]|[\ud800-\udfff]"
 )
 
@@ -255,7 +255,7 @@ def validate_draft(
     problems += [f"tag {tag[:40]!r} is not one short word" for tag in draft.tags if not _TAG.fullmatch(tag)]
     parts = sections(draft.content)
     problems += [f"content has no section {name!r}" for name in SECTIONS if not parts.get(name)]
-    if _CONTROL.search("\n".join([draft.description, draft.content])):
+    if CONTROL.search("\n".join([draft.description, draft.content])):
         problems.append("text holds control characters or chat control markers")  # which a codec may refuse to encode
     elif count_tokens is not None and (count := count_tokens(draft.content)) > max_tokens:
         problems.append(f"content has {count} tokens; at most {max_tokens} are allowed")

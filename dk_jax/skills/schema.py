@@ -34,14 +34,14 @@ class LibraryError(RuntimeError):
     """The library's file can't be read or written. What is staged is kept."""
 
 
-def connect(path: Path) -> sqlite3.Connection:
-    """Opens the file in autocommit mode, making the tables if it is new.
+def connect(path: Path, timeout_s: float = 30.0) -> sqlite3.Connection:
+    """Opens the file in autocommit mode, making the tables if it is new; waits for others' locks for up to `timeout_s`.
 
     Raises:
         LibraryError: it was written by a newer version.
         sqlite3.Error: it is no database, or can't be opened.
     """
-    db = sqlite3.connect(path, isolation_level=None, timeout=30.0)
+    db = sqlite3.connect(path, isolation_level=None, timeout=timeout_s)
     try:
         version = _version(db)
         if version > _SCHEMA_VERSION:

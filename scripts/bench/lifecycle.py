@@ -143,8 +143,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--steps", type=int, default=500)
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--most_active", type=int, default=48, help="see LifecycleRules; by default four a family")
     arguments = parser.parse_args()
-    world, rules = World(), LifecycleRules(most_active=24)
+    world, rules = World(), LifecycleRules(most_active=arguments.most_active)
     report = {
         **provenance(("numpy", "scipy")), "world": dataclasses.asdict(world), "rules": dataclasses.asdict(rules), "proposed": KINDS,
         "passes": PASSES, "steps": arguments.steps, "seeds": arguments.seeds, "runs": {},

@@ -159,8 +159,13 @@ def test_statuses_follow_only_where_they_may(library):
     with pytest.raises(ValueError, match="is active and can't become 'candidate'"):
         library.set_status(skill_id, "candidate")
     library.set_status(skill_id, "retired")
+    with pytest.raises(ValueError, match="can't become 'dormant'; allowed: active"):
+        library.set_status(skill_id, "dormant")
+    library.activate(skill_id, "revived")
+    refused = library.propose(draft("unroll"))
+    library.reject(refused)
     with pytest.raises(ValueError, match="allowed: nothing"):
-        library.activate(skill_id)
+        library.activate(refused)
     with pytest.raises(KeyError, match="s99999"):
         library.activate("s99999")
 
