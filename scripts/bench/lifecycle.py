@@ -172,12 +172,12 @@ def main() -> None:
     for verification in PASSES:
         for name, title, axis in (
             ("active", "Active skills", Axis(label="skills", low=0.0)),
-            ("effect", "True effect of the active", Axis(label="mean log-speedup on their family")),
-            ("used_effect", "True effect of what is used", Axis(label="mean log-speedup")),
+            ("effect", "Active: true effect", Axis(label="mean log-speedup on their family")),
+            ("used_effect", "Used: true effect", Axis(label="mean log-speedup")),
         ):
             lines = {kept: list(curves[f"{verification}, {kept}"][name][every]) for kept in ("lifecycle", "add-only")}
             steps = list(range(1, arguments.steps + 1))[every]
-            charts.append(line_chart(f"{title}, verification {verification}", steps, lines, x_axis=x_axis, y_axis=axis, smooth=5))
+            charts.append(line_chart(f"{title} ({verification})", steps, lines, x_axis=x_axis, y_axis=axis, smooth=5))
     title = "Skills' lifecycle, simulated"
     page = f"<!doctype html><meta charset=utf-8><title>{title}</title><style>{STYLE}</style><main><h1>{title}</h1>{''.join(charts)}</main>\n"
     arguments.out.with_suffix(".html").write_text(page)
