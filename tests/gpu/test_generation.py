@@ -62,8 +62,8 @@ def test_a_whole_step_s_kernel_does_compiled_what_it_does_interpreted(rows, spli
     step = jax.jit(lambda *of: fused_step(*of, positions, slots, eps=1e-6, splits=splits), donate_argnums=(3, 4))
     got, pair = step(products, scale, rope, k, v)
     np.testing.assert_allclose(got.astype(jnp.float32), expected.astype(jnp.float32), atol=2e-2)
-    for array, wanted in zip(pair, kept, strict=True):
-        np.testing.assert_allclose(array.astype(jnp.float32), wanted.astype(jnp.float32), atol=2e-2)
+    for array, wanted in zip(pair, kept, strict=True):  # the last place of a bfloat16 may differ, in the new slots
+        np.testing.assert_allclose(array.astype(jnp.float32), wanted.astype(jnp.float32), rtol=2**-7, atol=1e-3)
 
 
 @pytest.mark.parametrize(
