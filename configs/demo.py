@@ -216,6 +216,7 @@ def get_config() -> ConfigDict:
             min_ratio=1.0,
             bar=1.2,
             fail_speedup=0.25,
+            statistic="differences",  # of log-speedups, or of "ranks" within a task: more skills are found at the same cost (paired rule)
             summary_cap=6.0,
         )
     )

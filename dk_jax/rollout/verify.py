@@ -103,6 +103,7 @@ class Verifier:
                 looks=tuple(2 * c.pairs_per_look * (i + 1) for i in range(c.looks)),
                 bar=c.bar,
                 fail_speedup=c.fail_speedup,
+                statistic=c.statistic,
             )
         elif c.verification == "paper":
             rule = PaperRule()
@@ -185,15 +186,17 @@ class Verifier:
             self._paper(speaker, judge, open_, known, config=config, views=views, step=step)
             return proposals
         scores: dict[int, tuple[list[Verdict], list[Verdict]]] = {i: ([], []) for i in range(len(open_))}
+        pair_tasks: dict[int, list[str]] = {i: [] for i in scores}
         for look in range(len(self.rule.looks)):
             pending = [i for i, p in enumerate(open_) if p.decision is None or p.decision.status == "continue"]
             arms = self._arms(speaker, [open_[i] for i in pending], known, config=config, views=views, seed=seed, step=step, look=look)
             for i, own in zip(pending, arms, strict=True):
-                for control, treated in judge.verify(own, phase=f"rl/{step}/verify/{i}/look{look}"):
+                for arm, (control, treated) in zip(own, judge.verify(own, phase=f"rl/{step}/verify/{i}/look{look}"), strict=True):
                     scores[i][0].extend(control)
                     scores[i][1].extend(treated)
+                    pair_tasks[i].extend([arm.task.name] * len(control))
                 control, treated = ([speedup_of(v) for v in side] for side in scores[i])
-                open_[i].decision = self.rule.decide(control, treated)
+                open_[i].decision = self.rule.decide(control, treated, pair_tasks[i])
         return proposals
 
     def _speak(self, speaker, rows: Sequence[tuple[Task, list[Skill], int]], *, config, views) -> list[str]:

@@ -37,6 +37,7 @@ CHOICES = {
     "rollout.selector": ("llm", "bm25"),
     "rollout.context": ("full", "kernels"),
     "skills.use": (True, False),
+    "skills.statistic": ("differences", "ranks"),
     "skills.lifecycle.on": (True, False),
     "evaluation.inject": (True, False),
     "rl.keep_best": ("", "reward", "correct", "correct_first_turn", "speedup", "fast_1", "fast_1.5", "compiled"),

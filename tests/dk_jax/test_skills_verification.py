@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from dk_jax.rollout.trajectory import Verdict
-from dk_jax.skills.verification import PaperRule, SequentialTest, score, speedup_of
+from dk_jax.skills.verification import PaperRule, SequentialTest, score, sign_patterns, speedup_of
 
 
 def arm(rng, n, *, ratio=1.0, spread=0.3, failures=0.0):
@@ -191,9 +191,94 @@ def test_many_pairs_are_tested_on_a_fixed_draw_of_patterns():
     assert acceptance(test, ratio=2.0, trials=20) == 1.0
 
 
+@pytest.mark.parametrize("statistic", ["differences", "ranks"])
+def test_with_many_pairs_too_a_decision_is_the_same_when_it_is_asked_for_later(statistic):
+    rng = np.random.default_rng(8)
+    test = SequentialTest(alpha=0.05, looks=(8, 16, 20), bar=0.0, futility=1.0, statistic=statistic)
+    found = set()
+    for _ in range(150):
+        control, treated = arm(rng, 20), arm(rng, 20, ratio=1.15)
+        for look in test.looks:
+            decision = test.decide(control[:look], treated[:look])
+            if decision.status != "continue":
+                break
+        assert decision == test.decide(control, treated)
+        found.add((decision.status, decision.n))
+    assert len(found) == 4, "accepted at each look, and rejected at the last"
+
+
+def test_of_many_pairs_the_first_ones_signs_are_enumerated():
+    few, many = sign_patterns(14), sign_patterns(20)
+    assert many.shape == (2**14, 20) and (many[:, :14] == few).all() and (many[0] == 1).all()
+    assert len(np.unique(few, axis=0)) == 2**14
+    assert (np.abs(many[:, 14:].mean(0)) < 4 / 2**7).all()
+
+
+def ranks_by_hand(control, treated, tasks):
+    """A pair's score is the treated candidate's minus the control's: how many of its task's correct ones it beats, minus how many beat
+    it, over their number; -1/2 for a failed one."""
+    out = []
+    for c, t, task in zip(control, treated, tasks, strict=True):
+        correct = [x for arm in (control, treated) for x, k in zip(arm, tasks, strict=True) if k == task and x is not None]
+        marks = [-0.5 if x is None else sum((x > o) - (x < o) for o in correct) / len(correct) for x in (c, t)]
+        out.append(marks[1] - marks[0])
+    return out
+
+
+def test_ranks_are_those_within_a_task_and_p_that_of_an_enumeration_by_hand():
+    rng = np.random.default_rng(9)
+    tasks = ["a", "a", "b", "b", "a", "b", "b"]
+    test = SequentialTest(alpha=0.1, looks=(7,), bar=0.0, futility=1.0, statistic="ranks")
+    for _ in range(5):
+        control, treated = arm(rng, 7, failures=0.3), arm(rng, 7, ratio=1.6, failures=0.3)
+        control[0] = control[1]  # a tie, or two failures
+        control[2:4] = [None if c is None else 20 * c for c in control[2:4]]
+        evidence = ranks_by_hand(control, treated, tasks)
+        assert test.decide(control, treated, tasks).p == pytest.approx(sequential_p_by_hand(evidence, (7,), 0.1)[1])
+
+
+@pytest.mark.parametrize("kind", [{}, {"failures": 0.4}, {"spread": 1.0, "failures": 0.2}], ids=str)
+def test_by_ranks_a_useless_skill_is_accepted_no_more_often_than_alpha(kind):
+    test = SequentialTest(alpha=0.05, looks=(4, 6, 8), bar=0.0, futility=1.0, statistic="ranks")
+    assert acceptance(test, ratio=1.0, trials=1000, **kind) <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 1000)
+    gains = SequentialTest(alpha=0.1, min_ratio=1.5, looks=(4, 8), bar=0.0, futility=1.0, statistic="ranks")
+    assert acceptance(gains, ratio=1.5, trials=600, **kind) <= 0.1 + 3 * math.sqrt(0.09 / 600)
+
+
+def test_by_ranks_one_slow_candidate_does_not_drown_the_others():
+    control, treated = [1.0, 1.02, 0.98, 1.01, 0.99, 1.03, 0.97, 1.0], [1.3, 1.25, 1.28, 0.3, 1.31, 1.27, 1.33, 1.29]
+    assert SequentialTest(alpha=0.05, looks=(8,)).decide(control, treated).status == "reject"
+    assert SequentialTest(alpha=0.05, looks=(8,), statistic="ranks").decide(control, treated).status == "accept"
+
+
+def test_by_ranks_a_pair_with_one_failure_still_tells_of_speed():
+    control, treated = [1.0, 1.1, None, None, 1.05, 0.95, None, 1.0], [None, 1.4, 1.5, 1.45, None, 1.5, 1.4, None]
+    p = {s: SequentialTest(looks=(8,), statistic=s).decide(control, treated).p for s in ("differences", "ranks")}
+    assert p["ranks"] < p["differences"] / 2
+    repaired = SequentialTest(looks=(8,), statistic="ranks").decide([None] * 8, [1.5] * 8)
+    assert repaired.status == "accept" and repaired.p == pytest.approx(1 / 256)
+    broken = SequentialTest(looks=(8,), statistic="ranks").decide([None] * 8, [None] * 8)
+    assert broken.status == "reject" and broken.p == 1.0
+
+
+def test_by_ranks_tasks_of_other_speed_do_not_hide_a_gain():
+    tasks, control = ["slow", "fast"] * 4, [1.0, 9.0, 1.1, 9.3, 0.95, 9.1, 1.05, 8.9]
+    treated = [1.2 * c for c in control]
+    test = SequentialTest(looks=(8,), statistic="ranks")
+    assert test.decide(control, treated, tasks).p == pytest.approx(1 / 256)
+    judge_failed = test.decide([*control, math.nan], [*treated, 0.1], [*tasks, "slow"])
+    assert judge_failed.p == test.decide(control, treated, tasks).p
+
+
+def test_every_pair_needs_its_task():
+    with pytest.raises(ValueError, match="1 tasks are named for 2 pairs"):
+        SequentialTest().decide([1.0, 1.0], [1.0, 2.0], ["a"])
+
+
 @pytest.mark.parametrize(
     ("numbers", "said"),
     [
+        ({"statistic": "means"}, "'differences' or 'ranks'"),
         ({"looks": ()}, "ascending"),
         ({"looks": (8, 4)}, "ascending"),
         ({"alpha": 0.0}, "alpha"),

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from configs.demo import get_config as demo
 from dk_jax.agents.text import TaskView
 from dk_jax.rollout.trajectory import Trajectory, Turn, Verdict
 from dk_jax.rollout.verify import Call, Verifier
@@ -86,6 +87,34 @@ def test_a_skill_that_helps_is_proved_on_its_task_and_a_sibling():
         (name, ("without",) * 2, ("with",) * 2) for name in TASKS
     }
     assert len(set(speaker.seeds)) == len(speaker.seeds), "every candidate is a draw of its own"
+
+
+def test_the_rule_is_told_each_pairs_task():
+    class Rule(SequentialTest):
+        asked = []
+
+        def decide(self, control, treated, tasks=None):
+            self.asked.append((len(control), list(tasks)))
+            return super().decide(control, treated, tasks)
+
+    rule = Rule(looks=(4, 8), alpha=0.01, statistic="ranks")
+    verifier = dataclasses.replace(VERIFIER, rule=rule)
+    trajectory = Trajectory(agent="summary", task="trigger", group="g", turns=[Turn(text="", stop="eos")])
+    calls = [Call(trajectory=trajectory, trigger=trajectory, drafts=[draft("rows")])]
+    [proposal] = verifier.verify(Speaker(), Judge(), calls, TASKS, [], config=CONFIG, views=view, seed=1, step=2)
+    look = ["trigger", "trigger", "sibling", "sibling"]
+    assert rule.asked == [(4, look), (8, look + look)]
+    assert proposal.accepted and proposal.decision.n == 8
+
+
+def test_a_recipe_sets_the_rule():
+    cfg = demo()
+    assert Verifier.from_config(cfg, siblings=list).rule == SequentialTest()
+    cfg.skills.update(dict(statistic="ranks", error_rate=0.05, pairs_per_look=8, looks=4))
+    assert Verifier.from_config(cfg, siblings=list).rule == SequentialTest(alpha=0.05, looks=(16, 32, 48, 64), statistic="ranks")
+    cfg.skills.statistic = "means"
+    with pytest.raises(ValueError, match="'differences' or 'ranks'"):
+        Verifier.from_config(cfg, siblings=list)
 
 
 def test_a_message_that_was_cut_short_holds_no_kernel():
