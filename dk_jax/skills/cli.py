@@ -1,6 +1,6 @@
-"""The command line for skill libraries (scripts/skills.py): list, show, search, diff, export, import, prune.
+"""The command line for skill libraries (scripts/skills.py): list, show, search, diff, export, import, prune, revive.
 
-Reading leaves a library as it is, and may go on beside a run that writes to it. `import` and `prune` commit a step of their own, the one
+Reading leaves a library as it is, and may go on beside a run that writes to it. `import`, `prune` and `revive` commit a step of their own, the one
 after the library's last, and only while no run uses the library, which would stop at its next commit.
 """
 
@@ -307,6 +307,19 @@ def _prune(args: argparse.Namespace) -> None:
         _tell_of_runs(file, step)
 
 
+def _revive(args: argparse.Namespace) -> None:
+    file = library_file(args.library)
+    with opened(file, writing=True) as library:
+        skill = find(library.current, args.name, file)
+        if skill.status not in ("dormant", "retired"):
+            raise CliError(f"{file}: skill {skill.name!r} is {skill.status}; what is dormant or retired can be revived")
+        step = library.step + 1
+        library.activate(skill.id, args.reason)
+        library.commit(step)
+    _print(f"{skill.name} was {skill.status} and is active from step {step} on")
+    _tell_of_runs(file, step)
+
+
 def _tell_of_runs(file: Path, step: int) -> None:
     if file.name == FILE and step > 0:
         _print("note: a run that goes on in this directory first undoes the library's steps after its checkpoint (a new run: after step 0)")
@@ -377,4 +390,7 @@ def _parser() -> argparse.ArgumentParser:
     c.add_argument("--shown", type=_natural, default=20, metavar="N", help="times shown in them, at least (default: 20)")
     c.add_argument("--status", type=statuses, default=(), metavar="STATUS,...", help="list skills of these too; they stay as they are")
     c.add_argument("--dry_run", action="store_true", help="only say what would be done")
+    c = command("revive", _revive, "set a dormant or retired skill to active")
+    c.add_argument("name", metavar="NAME", help="name or id")
+    c.add_argument("--reason", default="revived by hand", help="kept in the log")
     return parser

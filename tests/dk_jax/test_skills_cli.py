@@ -257,6 +257,14 @@ def test_prune_rests_what_is_shown_and_never_selected(call, run_folder):
     assert call("prune", run_folder, *options).startswith("0 skills"), "it counts anew from when a skill is active again"
 
 
+def test_revive_brings_back_what_rests_or_was_retired_and_nothing_else(call, run_folder):
+    call("prune", run_folder, "--unused_for=3", "--shown=7")
+    out = call("revive", run_folder, "fuse_rows", "--reason=the policy has changed")
+    assert out.startswith("fuse_rows was dormant and is active from step 6 on\n") and "note: a run that goes on" in out
+    assert "the policy has changed" in call("show", run_folder, "fuse_rows")
+    assert "is active; what is dormant or retired can be revived" in call("revive", run_folder, "fuse_rows", fails=True)
+
+
 @pytest.mark.parametrize("options", [("--unused_for=4", "--shown=1"), ("--unused_for=1", "--shown=8"), ()])
 def test_prune_leaves_others(call, run_folder, options):
     assert call("prune", run_folder, *options).startswith("0 skills")
