@@ -198,7 +198,7 @@ def test_evaluation_may_leave_the_skills_where_they_are(tmp_path):
 def test_skills_rest_by_what_they_do_if_the_recipe_says_so(tmp_path):
     """With rules under which hardly any skill helps enough: each change is in the log of its step, and in the metrics."""
     strict = {"on": True, "least_effects": 0.5, "dormant_below": 0.999, "rest_steps": 1, "most_rests": 1, "alike": 2.0}
-    run = ToyRun(toy("davinci_8b", **{f"skills.lifecycle.{key}": value for key, value in strict.items()}, **{"rl.steps": 4}), tmp_path, skills=3)
+    run = ToyRun(toy("davinci_8b", **{f"skills.lifecycle.{key}": value for key, value in strict.items()}, **{"rl.steps": 3}), tmp_path, skills=3)
     try:
         run.rl(run.sft().trainable)
         steps = read_scalars(tmp_path / "metrics.jsonl", "rl")
