@@ -126,18 +126,14 @@ class Loader:
         )
 
     def make_spare(self, job: Job, *, reference: bool = False) -> None:
-        """Has a runner get ready for a candidate like that of `job`, and one for a `reference` like its own.
+        """Gets a runner ready for a candidate like that of `job`, and for a `reference` like its own.
 
         Raises:
-          ZygoteLost.
+          ZygoteLost. Cancelled does not happen: no evaluation goes on.
         """
         self._spares.prepare(self._wanted(job))
         if reference:
             self._spares.prepare(self._wanted_reference(job))
-
-    def settle_spares(self) -> None:
-        """Waits until the runners that get ready are. Raises ZygoteLost."""
-        self._spares.settle()
 
     def give_up_spare(self) -> bool:
         """Ends a runner that is ready; False if there is none."""
@@ -227,10 +223,9 @@ class Loader:
             self._interrupt[1]()
 
     def load(
-        self, job: Job, reference: Reference, verdict: Draft, builds: Builds, on_built: Callable[[], None], on_runner: Callable[[], None]
+        self, job: Job, reference: Reference, verdict: Draft, builds: Builds, on_built: Callable[[], None]
     ) -> Runner:
-        """A runner that has loaded the candidate; `on_built` is called once a bare kernel's library is there, `on_runner` once a module's
-        runner is, before it loads.
+        """A runner that has loaded the candidate; `on_built` is called once a bare kernel's library is there.
 
         Raises:
           Failure: it does not build or load. TaskRejected: the task has no bare kernel form.
@@ -263,11 +258,6 @@ class Loader:
         else:
             with verdict.measured("load"):
                 runner = self._runner(self._wanted(job))
-            try:
-                on_runner()
-            except BaseException:
-                runner.close()
-                raise
             launcher = None if job.task.device == "cpu" else self._build_launcher
             runner.serve = builds.served_to(lambda: self._builder(job, runner), launcher)
             entries, buffers = pack(reference.init_tensors)
