@@ -8,9 +8,9 @@ skill. Effects are noisy, and age: the policy learns what a skill says, or outgr
 (conjugate; Gelman et al. 2013, Bayesian Data Analysis, section 3.3), where an effect of n steps ago counts 2^(-n / half_life_steps) times,
 and its verification as a few effects at the time of its proposal. From it follow, at the end of each step,
 
-    active -> dormant     it is unlikely to help (P(theta > log `least_gain`) < `dormant_below`), or is shown again and again and never selected
-                          too, if more than `most_active` are active and it is the least promising of them: the upper end of its posterior's
-                          interval is the lowest, so what is hardly known is not the first to go
+    active -> dormant     it is unlikely to help (P(theta > log `least_gain`) < `dormant_below`), or is shown again and again and never selected,
+                          or is the least promising of more than `most_active`: the upper end of its posterior's interval is the lowest, so
+                          what is hardly known is not the first to go
     dormant -> active     after a rest, which doubles each time: the policy that it did not help has changed meanwhile, so what was
                           measured before counts a quarter
     dormant -> retired    after `most_rests` rests

@@ -55,6 +55,9 @@ class Alike:
 
     def __init__(self, least: float):
         self._least = least
+        self._forget()
+
+    def _forget(self) -> None:
         self._contents: dict[str, str] = {}
         self._sizes: dict[str, int] = {}
         self._near: dict[str, dict[str, float]] = {}
@@ -63,7 +66,7 @@ class Alike:
     def to(self, skill: Skill) -> dict[str, float]:
         """Ids of the skills seen before this one that are like it, in its own language, and how much."""
         if self._contents.get(skill.id, skill.content) != skill.content:  # steps were undone, and done again otherwise
-            self.__init__(self._least)
+            self._forget()
         if skill.id not in self._near:
             self._contents[skill.id] = skill.content
             self._near[skill.id] = self._seen(skill)
