@@ -134,9 +134,11 @@ def get_config() -> ConfigDict:
     # shares: how the rows of a batch are divided over the agents, whose rows are then repeated as often as that takes; all 0: rows as
     # they come.
     # steps: 0 for no cold start, RL begins with the model as it is.
+    # validation_share: of the tasks, that is not trained on; the checkpoint that does best on its samples is what RL begins with.
     c.sft = ConfigDict(
         dict(steps=440, batch=16, optimizer="muon", lr=8e-3, warmup=20, weight_decay=0.01, max_tokens=512, clip_norm=1.0,
-             microbatch=8, microbatch_tokens=0, checkpoint_every=50, shares=dict(policy=0.0, selection=0.0, summary=0.0))
+             microbatch=8, microbatch_tokens=0, checkpoint_every=50, shares=dict(policy=0.0, selection=0.0, summary=0.0),
+             validation_share=0.0)
     )  # fmt: skip
 
     c.rollout = ConfigDict(

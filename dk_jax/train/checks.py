@@ -91,6 +91,8 @@ def _check(cfg: ConfigDict) -> None:
             updaters.optimizer(cfg[group], epochs=1 if group == "sft" else cfg.rl.epochs)
     with _blaming("sft.shares"):
         seats(cfg.sft.shares.to_dict(), cfg.sft.batch)
+    if not 0 <= cfg.sft.validation_share < 1:
+        raise ConfigError(f"sft.validation_share is {cfg.sft.validation_share}: give a share of the tasks in [0, 1)")
     with _blaming("rollout"):
         setup.sampler_config(cfg, eos_id=0)
 

@@ -41,6 +41,7 @@ from dk_jax.rollout.verify import Verifier
 from dk_jax.sft import training as sft
 from dk_jax.sft.judged import JudgedKernel
 from dk_jax.sft.samples import Sample, to_row
+from dk_jax.sft.validation import Validation, split
 from dk_jax.skills.library import SkillLibrary
 from dk_jax.train import model as models
 from dk_jax.train import modes, setup, updaters
@@ -157,21 +158,37 @@ class Run:
     # --- cold start -------------------------------------------------------------------------------------------------
 
     def sft(self) -> TrainState:
-        """Cold-start training; returns (or restores) its final state."""
+        """Cold-start training; returns (or restores) its final state, or with a validation split its best one."""
         c, updater = self.cfg.sft, updaters.for_cold_start(self.cfg, self.model)
         state = self.fresh_state(updater)
         if not c.steps:  # no cold start: RL begins with the model as it is
             return state
         with Checkpoints(self.checkpoints_folder / "sft") as checkpoints:
             state = checkpoints.restore(state) or state
-            if state.step == c.steps:
-                return state
-            self.metrics.rewind("sft", state.step)
-            return self._train_sft(state, updater, checkpoints)
+            if state.step != c.steps:
+                self.metrics.rewind("sft", state.step)
+                state = self._train_sft(state, updater, checkpoints)
+            return sft.best(checkpoints, state)
 
     def _train_sft(self, state: TrainState, updater: Updater, checkpoints: Checkpoints) -> TrainState:
         model, c = self.model, self.cfg.sft
-        rows = [to_row(sample, model.codec) for sample in self.samples()]
+        shares = c.shares.to_dict()
+        samples = self.samples()
+        rows = [to_row(sample, model.codec) for sample in samples]
+        fitting = [sample for sample, row in zip(samples, rows, strict=True) if sft.fits(row, c.max_tokens)]
+        _, kept = split(fitting, c.validation_share, seed=self.cfg.seed)
+        tasks = {sample.task for sample in kept}
+        if c.validation_share and not kept:
+            raise setup.ConfigError(
+                f"sft.validation_share={c.validation_share} of the tasks leaves no sample that fits sft.max_tokens={c.max_tokens} to validate "
+                "with: make more samples, or set it to 0"
+            )
+        held = [row for sample, row in zip(samples, rows, strict=True) if sample.task in tasks and sft.fits(row, c.max_tokens)]
+        rows = [row for sample, row in zip(samples, rows, strict=True) if sample.task not in tasks]
+        validation = Validation(
+            rows=held, model=model, microbatch=c.microbatch, microbatch_tokens=c.microbatch_tokens, length_step=self.cfg.learner.length_step,
+            shares=shares,
+        )  # fmt: skip
         with tqdm(total=c.steps, desc="cold start", unit="step", initial=state.step) as bar:
 
             def report(step: int, metrics: dict[str, float]) -> None:
@@ -189,11 +206,12 @@ class Run:
                 length_step=self.cfg.learner.length_step,
                 max_tokens=c.max_tokens,
                 checkpoint_every=c.checkpoint_every,
-                shares=c.shares.to_dict(),
+                shares=shares,
             )
             return sft.train(
-                rows, updater, checkpoints, state, model.frozen, config=config, seed=self.cfg.seed, report=report
-            )
+                rows, updater, checkpoints, state, model.frozen, config=config, seed=self.cfg.seed, report=report,
+                validate=validation.losses if held else None,
+            )  # fmt: skip
 
     def fresh_state(self, updater: Updater, trainable: Any = None) -> TrainState:
         # A copy: updates donate their buffers, and the model's initial parameters must outlive them.

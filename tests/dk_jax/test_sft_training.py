@@ -10,6 +10,9 @@ import pytest
 
 from dk_jax.metrics import read_scalars
 from dk_jax.sft.batches import batch_indices, seats, shared_indices
+from dk_jax.sft.samples import Sample
+from dk_jax.sft.validation import Validation, split
+from dk_jax.train.setup import ConfigError
 from dk_jax.train.state import Checkpoints
 from tests.end_to_end.scripted import Killed, ScriptedClient, ScriptedRun, tiny_config
 
@@ -110,9 +113,9 @@ def test_policy_rows_of_a_shared_batch_are_alike_in_length():
     assert np.mean([max(r) - min(r) for r in rows]) < 80
 
 
-def _cold_start(workdir):
+def _cold_start(workdir, **sft):
     cfg = tiny_config()
-    cfg.sft.update(dict(steps=4, batch=4, microbatch=4))
+    cfg.sft.update(dict(steps=4, batch=4, microbatch=4, checkpoint_every=1, validation_share=0.2, **sft))
     cfg.sft.shares.update(dict(policy=0.5, selection=0.25, summary=0.25))
     run = ScriptedRun(cfg, workdir, ScriptedClient())
     try:
@@ -121,23 +124,79 @@ def _cold_start(workdir):
         run.close()
 
 
-def test_a_cold_start_with_shares_tells_losses_by_agent_and_resumes_bit_for_bit(tmp_path, monkeypatch):
-    wanted = _cold_start(tmp_path / "whole")
-    lines = read_scalars(tmp_path / "whole" / "metrics.jsonl", "sft")
-    for line in lines:
-        assert [line[f"rows_{a}"] for a in SHARES] == [2, 1, 1]
-        assert sum(line[f"tokens_{a}"] for a in SHARES) == line["tokens"]
-        mean = sum(line[f"tokens_{a}"] * line[f"loss_{a}"] for a in SHARES) / line["tokens"]
-        assert mean == pytest.approx(line["loss"], rel=1e-5)
+def _killed_at_the_third_step(monkeypatch, workdir):
     saved = Checkpoints.save
 
-    def killed_at_the_third_step(self, state):
+    def save(self, state):
         if state.step == 3:
             raise Killed
         saved(self, state)
 
-    monkeypatch.setattr(Checkpoints, "save", killed_at_the_third_step)
-    with pytest.raises(Killed):
-        _cold_start(tmp_path / "killed")
-    monkeypatch.undo()
-    jax.tree.map(np.testing.assert_array_equal, _cold_start(tmp_path / "killed"), wanted)
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(Checkpoints, "save", save)
+        _cold_start(workdir)
+
+
+def test_a_cold_start_tells_losses_by_agent_resumes_bit_for_bit_and_ends_with_its_best_checkpoint(tmp_path, monkeypatch):
+    told = {1: 3.0, 2: 1.0, 3: 2.0, 4: 1.5}
+    seen, measured, losses = [], [], Validation.losses
+
+    def scripted(self, trainable):
+        seen.append(jax.tree.map(np.asarray, trainable))
+        measured.append(losses(self, trainable))
+        return measured[-1] | {"validation_loss": told[len(seen)]}
+
+    monkeypatch.setattr(Validation, "losses", scripted)
+    found = _cold_start(tmp_path / "whole")
+    jax.tree.map(np.testing.assert_array_equal, found, seen[1])
+    assert [p.name for p in (tmp_path / "whole" / "checkpoints" / "sft_best").iterdir()] == ["2"]
+    jax.tree.map(np.testing.assert_array_equal, _cold_start(tmp_path / "whole"), found)
+    assert len(seen) == 4, "a cold start that has ended is read back"
+
+    lines = read_scalars(tmp_path / "whole" / "metrics.jsonl", "sft")
+    for line, real in zip(lines, measured, strict=True):
+        assert [line[f"rows_{a}"] for a in SHARES] == [2, 1, 1]
+        assert sum(line[f"tokens_{a}"] for a in SHARES) == line["tokens"]
+        mean = sum(line[f"tokens_{a}"] * line[f"loss_{a}"] for a in SHARES) / line["tokens"]
+        assert mean == pytest.approx(line["loss"], rel=1e-5)
+        weighted = sum(share * line[f"validation_loss_{a}"] for a, share in (("policy", 0.5), ("selection", 0.25), ("summary", 0.25)))
+        assert weighted == pytest.approx(real["validation_loss"], rel=1e-6)
+    assert measured[-1]["validation_loss"] < measured[0]["validation_loss"]
+
+    # Killed in the third step, after the best checkpoint was written and before it was kept: it is kept all the same.
+    whole = list(seen)
+    seen.clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoints, "keep_as_best", lambda self, step: None)
+        _killed_at_the_third_step(monkeypatch, tmp_path / "killed")
+    assert not (tmp_path / "killed" / "checkpoints" / "sft_best").exists()
+    del seen[2:]  # the third step is done again
+    jax.tree.map(np.testing.assert_array_equal, _cold_start(tmp_path / "killed"), found)
+    jax.tree.map(np.testing.assert_array_equal, seen, whole)
+
+
+def _samples(**agents):
+    return [
+        Sample(agent=agent, kind=agent, task=f"{agent}{i}", turns=((f"{number}", "y", True),))
+        for agent, tasks in agents.items()
+        for i in range(tasks)
+        for number in range(3)
+    ]
+
+
+def test_a_task_is_on_one_side_of_the_validation_split_and_every_agent_on_both():
+    samples = _samples(policy=40, selection=7, summary=2)
+    trained, kept = split(samples, 0.1, seed=0)
+    assert not {s.task for s in trained} & {s.task for s in kept}
+    assert Counter(s.agent for s in kept) == {"policy": 12, "selection": 3, "summary": 3}
+    assert sorted(map(str, trained + kept)) == sorted(map(str, samples))
+    assert split(samples, 0.1, seed=0) == (trained, kept) and split(samples, 0.1, seed=1)[1] != kept
+    assert split(samples, 0.0, seed=0) == (samples, [])
+    assert split(_samples(policy=1), 0.5, seed=0)[1] == [], "the only task of its sort is trained on"
+    with pytest.raises(ValueError, match=r"sft\.validation_share is 1\.0"):
+        split(samples, 1.0, seed=0)
+
+
+def test_a_split_that_leaves_nothing_to_validate_with_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"sft\.validation_share=0\.2 of the tasks leaves no sample that fits sft\.max_tokens=8"):
+        _cold_start(tmp_path, max_tokens=8)
