@@ -229,5 +229,9 @@ def get_config() -> ConfigDict:
              least_effects=4.0, least_gain=1.03, dormant_below=0.2, ignored_after=40.0, most_active=64, rest_steps=50, most_rests=2, alike=0.75)
     )  # fmt: skip
     # inject: False evaluates without skills, those of the library stay where they are
-    c.evaluation = ConfigDict(dict(samples=6, turns=2, temperature=1.0, top_p=1.0, max_tasks=0, inject=True))
+    # call_samples: messages of the selection and the summary agent for each of their prompts on held-out tasks (call_lessons summary
+    # prompts a task), whose calls are only read; 0 for none. untrained: the model is evaluated before the cold start too.
+    c.evaluation = ConfigDict(
+        dict(samples=6, turns=2, temperature=1.0, top_p=1.0, max_tasks=0, inject=True, call_samples=0, call_lessons=2, untrained=False)
+    )
     return c

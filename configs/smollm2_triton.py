@@ -76,5 +76,5 @@ def get_config() -> ConfigDict:
     c.rl.profiling_low = 0.3
     c.skills.update(dict(max_triggers=3, max_verifications=3, pairs_per_look=2, looks=2))
     c.skills.lifecycle.on = True
-    c.evaluation.update(dict(samples=2, turns=2, temperature=0.7, max_tasks=8))
+    c.evaluation.update(dict(samples=2, turns=2, temperature=0.7, max_tasks=8, call_samples=4, untrained=True))
     return c

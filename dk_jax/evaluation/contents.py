@@ -31,6 +31,7 @@ class Contents:
 
     name: str
     config: dict[str, Any] | None
+    untrained: dict[str, Any] | None
     before: dict[str, Any] | None
     after: dict[str, Any] | None
     corpus: dict[str, Any] | None
@@ -51,6 +52,7 @@ def load(workdir: Path) -> Contents:
     return Contents(
         name=workdir.resolve().name,
         config=config,
+        untrained=_scores(workdir / "eval_untrained.json"),
         before=_scores(workdir / "eval_sft.json"),
         after=_scores(workdir / "eval_rl.json"),
         corpus=phases["corpus"][-1] if phases["corpus"] else None,

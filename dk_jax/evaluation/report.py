@@ -1,7 +1,8 @@
 """The report of a run: one self-contained HTML page made from what the run left in its workdir.
 
-Sections: how far the run has come, held-out scores before and after RL, learning curves, scores task by
-task, skills, kernels that the model wrote, config and versions. What is not there yet is said to be missing.
+Sections: how far the run has come, held-out scores before and after RL, the three agents before and after the
+cold start, learning curves, scores task by task, skills, kernels that the model wrote, config and versions. What
+is not there yet is said to be missing.
 The page needs no network and no script, and whatever a model wrote is escaped.
 """
 
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from dk_jax.evaluation import charts, machine
+from dk_jax.evaluation.agents_section import agents_table
 from dk_jax.evaluation.charts import Axis, percent
 from dk_jax.evaluation.contents import Contents, ReportError, load
 from dk_jax.evaluation.examples import card, pick_examples
@@ -74,6 +76,7 @@ def render(contents: Contents) -> str:
     """The page as text."""
     sections = (
         ("Held-out tasks", _headline),
+        ("The three agents", _agents),
         ("Learning curves", _curves),
         ("Task by task", _per_task),
         ("Skills", _skill_table),
@@ -176,6 +179,10 @@ def _headline(c: Contents) -> str:
     return f'<div class="two">{table}<div>{bars}{_by_turn(c)}</div></div><p class="fine">{text}</p>'
 
 
+def _agents(c: Contents) -> str:
+    return agents_table({"untrained": c.untrained, "after the cold start": c.before, "after RL": c.after})
+
+
 def _half_interval(c: Contents, row: Row) -> float | None:
     """Half the 95 % interval of the mean paired change over tasks; None with fewer than five tasks."""
     shared = [name for name in c.before["tasks"] if name in c.after["tasks"]]
@@ -255,6 +262,14 @@ def _curves(c: Contents) -> str:
         )
     else:
         notes += missing("The cold start has not begun.")
+    names = ["validation_loss", *(key for key in ("policy", "selection", "summary") if any(f"validation_loss_{key}" in e for e in c.sft))]
+    keys = [name if name == "validation_loss" else f"validation_loss_{name}" for name in names]
+    x, lines = _columns(c.sft, *keys)
+    if x:
+        named = dict(zip(["all", *names[1:]], lines, strict=True))
+        axis = Axis(label="nats per imitated token", text=plain, low=0.0)
+        cold = Axis(label="cold-start step", whole=True)
+        found.append(charts.line_chart("Loss on tasks that are not trained on", x, named, x_axis=cold, y_axis=axis))
     return notes + f'<div class="charts">{"".join(found)}</div>'
 
 

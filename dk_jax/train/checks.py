@@ -40,6 +40,7 @@ CHOICES = {
     "skills.statistic": ("differences", "ranks"),
     "skills.lifecycle.on": (True, False),
     "evaluation.inject": (True, False),
+    "evaluation.untrained": (True, False),
     "rl.keep_best": ("", "reward", "correct", "correct_first_turn", "speedup", "fast_1", "fast_1.5", "compiled"),
 }
 """Switches, and what they may be."""
@@ -91,6 +92,11 @@ def _check(cfg: ConfigDict) -> None:
             updaters.optimizer(cfg[group], epochs=1 if group == "sft" else cfg.rl.epochs)
     with _blaming("sft.shares"):
         seats(cfg.sft.shares.to_dict(), cfg.sft.batch)
+    for name in ("call_samples", "call_lessons"):
+        if cfg.evaluation[name] < 0:
+            raise ConfigError(f"evaluation.{name} is {cfg.evaluation[name]}: give how many, or 0 for none")
+    if cfg.evaluation.call_samples:
+        setup.kernel_variants(cfg.sandbox.language)
     if not 0 <= cfg.sft.validation_share < 1:
         raise ConfigError(f"sft.validation_share is {cfg.sft.validation_share}: give a share of the tasks in [0, 1)")
     with _blaming("rollout"):

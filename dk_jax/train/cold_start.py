@@ -14,6 +14,7 @@ from dk_jax.agents.text import TaskView
 from dk_jax.sft.corpus import Chosen, CorpusConfig, choose_all, judge_all, judge_untimed
 from dk_jax.sft.judged import JudgedKernel, load_kernels, save_kernels
 from dk_jax.sft.samples import Sample, SampleConfig, make_samples
+from dk_jax.tasks.task import Task
 from dk_jax.train import setup
 
 
@@ -36,7 +37,7 @@ class ColdStartData:
         file is there after which that is not done again."""
         if self.path.exists():
             return load_kernels(self.path)
-        chosen = self._chosen()
+        chosen = self._chosen(self._trained)
         with tqdm(total=len(chosen), desc="judging the corpus", unit="kernel") as bar:
             kernels, counts = judge_all(chosen, make_judge(), progress=bar.update)
         tell(counts)
@@ -49,17 +50,35 @@ class ColdStartData:
         For a machine without the accelerator: Triton's interpreter says whether a kernel is right, compilation ahead of time
         whether it would build. A run with the same tasks and seed that finds the journal in its workdir takes the verdicts over.
         """
-        chosen = self._chosen()
+        chosen = self._chosen(self._trained)
         with tqdm(total=sum(not c.timed for c in chosen), desc="checking the corpus", unit="kernel") as bar:
             judge_untimed(chosen, judge, progress=bar.update)
 
-    def _chosen(self) -> list[Chosen]:
-        variants, _ = setup.kernel_variants(self.cfg.sandbox.language)
+    def held_out_kernels(self, make_judge: Callable[[], Any]) -> list[JudgedKernel]:
+        """Judged and timed kernels of the held-out tasks that kernels can be generated for, as many a task as of a timed one: what the
+        summary agent is asked about where it is evaluated. Nothing is trained on them. Read back, or judged now."""
+        path = self.path.with_name("corpus_held_out.jsonl")
+        if path.exists():
+            return load_kernels(path)
+        tasks = [task for task in self.tasks.held_out if task.spec is not None]
+        chosen = self._chosen(tasks, timed=len(tasks))
+        if not chosen:
+            return []
+        with tqdm(total=len(chosen), desc="judging kernels of held-out tasks", unit="kernel") as bar:
+            kernels, _ = judge_all(chosen, make_judge(), progress=bar.update)
+        save_kernels(path, kernels)
+        return kernels
+
+    @property
+    def _trained(self) -> list[Task]:
         # Tasks that were read from files have no spec, without which no kernel can be generated.
-        tasks = [task for task in (*self.tasks.train, *self.tasks.generated) if task.spec is not None]
+        return [task for task in (*self.tasks.train, *self.tasks.generated) if task.spec is not None]
+
+    def _chosen(self, tasks: Sequence[Task], timed: int = 0) -> list[Chosen]:
+        variants, _ = setup.kernel_variants(self.cfg.sandbox.language)
         c = self.cfg.corpus
         config = CorpusConfig(
-            timed_tasks=c.timed_tasks or len(tasks),
+            timed_tasks=timed or c.timed_tasks or len(tasks),
             variants_per_task=c.variants_per_task,
             untimed_variants=c.untimed_variants,
             wrong_share=c.wrong_share,

@@ -27,6 +27,7 @@ from tqdm import tqdm
 
 from dk_jax import distributed
 from dk_jax.evaluation import heldout
+from dk_jax.evaluation.calls import evaluate_calls
 from dk_jax.evaluation.report import write_report
 from dk_jax.generation.sampler import Sampler, make_sampler
 from dk_jax.generation.tokenizer import load_codec
@@ -53,7 +54,7 @@ from dk_jax.train.state import Checkpoints, TrainState
 from dk_jax.train.update import Updater, for_sampling
 from dk_jax.train.workdir import remember_config, remember_weights
 
-PHASES = ("corpus", "sft", "eval_sft", "rl", "eval_rl", "report")
+PHASES = ("eval_untrained", "corpus", "sft", "eval_sft", "rl", "eval_rl", "report")
 
 
 class Run:
@@ -265,17 +266,36 @@ class Run:
                 progress=bar.update,
             )
         save_trajectories(self.workdir / "rollouts" / f"{phase}.jsonl", trajectories)
-        scores = heldout.all_scores(trajectories, turns=c.turns) | {"of": of}
+        scores = heldout.all_scores(trajectories, turns=c.turns) | {"calls": self._evaluate_calls(phase, trainable), "of": of}
         last = scores["last_turn"]
-        self.metrics.forget("eval", step)  # of a run that was killed before the scores were saved, or of other tasks
+        series = "eval" if phase != "eval_untrained" else phase
+        self.metrics.forget(series, step)  # of a run that was killed before the scores were saved, or of other tasks
         self.metrics.scalars(
-            "eval",
+            series,
             step,
             {k: last[k] for k in ("compiled", "correct", "mean_speedup", "geomean_correct")}
             | {f"fast_{p}": share for p, share in last["fast"].items()},
         )
         self.metrics.flush()
         heldout.save_scores(path, scores)  # last: with this file the phase has finished
+        return scores
+
+    def _evaluate_calls(self, phase: str, trainable: Any) -> dict[str, Any]:
+        """What the selection and the summary agent make of their calls on held-out tasks (dk_jax.evaluation.calls); {} if not asked for."""
+        c = self.cfg.evaluation
+        if not c.call_samples:
+            return {}
+        tasks = self.tasks.held_out[: c.max_tasks] if c.max_tasks else self.tasks.held_out
+        kernels = self.data.held_out_kernels(lambda: self.judge("corpus_held_out"))
+        (self.workdir / "journal_corpus_held_out.jsonl").unlink(missing_ok=True)
+        _, topics = setup.kernel_variants(self.cfg.sandbox.language)
+        with tqdm(desc=f"{phase}: selection and summary calls", unit="call") as bar:
+            scores, trajectories = evaluate_calls(
+                self.speaker(self.sampler(temperature=c.temperature, top_p=c.top_p), trainable), tasks, kernels, topics(),
+                config=self.rollout_config, samples=c.call_samples, lessons_per_task=c.call_lessons, min_gain=self.cfg.skills.alpha,
+                seed=self.cfg.seed, progress=bar.update,
+            )  # fmt: skip
+        save_trajectories(self.workdir / "rollouts" / f"{phase}_calls.jsonl", trajectories)
         return scores
 
     # --- RL ---------------------------------------------------------------------------------------------------------
@@ -301,6 +321,7 @@ class Run:
 
     def all(self) -> dict[str, Any]:
         """Every phase in turn; returns scores before and after, skill counts, and paths."""
+        untrained = self.evaluate("eval_untrained", self.model.trainable, step=0) if self.cfg.evaluation.untrained else None
         cold = self.sft()
         before = self.evaluate("eval_sft", cold.trainable, step=0)
         final = self.rl(cold.trainable)
@@ -308,6 +329,7 @@ class Run:
         report = write_report(self.workdir)
         self.library.export_jsonl(self.workdir / "library.jsonl")
         return {
+            "untrained": untrained,
             "before": before,
             "after": after,
             "skills": self.library.counts(),
