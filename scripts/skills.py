@@ -6,7 +6,7 @@
     python scripts/skills.py diff runs/demo 10 20            # or: diff runs/one runs/two
     python scripts/skills.py export runs/demo skills/        # a Markdown file a skill; skills.jsonl: all in one file
     python scripts/skills.py import runs/next skills/ --new --dry_run
-    python scripts/skills.py prune runs/demo --unused_for=50 --dry_run
+    python scripts/skills.py prune runs/demo --dry_run
 
 A library is named by its file or by its run's directory. Errors are one line, with exit status 2.
 """

@@ -13,7 +13,9 @@ from typing import Any
 from dk_jax.metrics import read_scalars
 from dk_jax.rollout.trajectory import Trajectory, load_trajectories
 from dk_jax.skills.library import LibraryError, SkillLibrary
+from dk_jax.skills.lifecycle import Lifecycle, Posterior
 from dk_jax.skills.record import Skill
+from dk_jax.skills.rules import rules_of
 from dk_jax.tasks.task import Task
 
 SHARES = ("compiled", "correct")
@@ -27,7 +29,8 @@ class ReportError(ValueError):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Contents:
-    """What a workdir holds; None or empty where the run has not come that far."""
+    """What a workdir holds; None or empty where the run has not come that far. `posteriors`: what is known of the effects of skills that
+    are active or rest, by name."""
 
     name: str
     config: dict[str, Any] | None
@@ -38,6 +41,7 @@ class Contents:
     sft: list[dict[str, Any]]
     rl: list[dict[str, Any]]
     skills: list[Skill]
+    posteriors: dict[str, Posterior]
     kernels: list[Trajectory]
     kernels_from: str
     tasks: dict[str, Task]
@@ -49,6 +53,7 @@ def load(workdir: Path) -> Contents:
     metrics = workdir / "metrics.jsonl"
     phases = {phase: _scalars(metrics, phase) for phase in ("corpus", "sft", "rl")}
     kernels, kernels_from = _kernels(workdir / "rollouts")
+    skills, posteriors = _skills(workdir / "library.sqlite")
     return Contents(
         name=workdir.resolve().name,
         config=config,
@@ -58,7 +63,8 @@ def load(workdir: Path) -> Contents:
         corpus=phases["corpus"][-1] if phases["corpus"] else None,
         sft=phases["sft"],
         rl=phases["rl"],
-        skills=_skills(workdir / "library.sqlite"),
+        skills=skills,
+        posteriors=posteriors,
         kernels=kernels,
         kernels_from=kernels_from,
         tasks=_tasks(config),
@@ -127,12 +133,14 @@ def _kernels(directory: Path) -> tuple[list[Trajectory], str]:
     return [], ""
 
 
-def _skills(path: Path) -> list[Skill]:
+def _skills(path: Path) -> tuple[list[Skill], dict[str, Posterior]]:
+    """All skills, and by name what is known of the effects of those that are active or rest."""
     if not path.exists():
-        return []
+        return [], {}
     try:
+        rules, _ = rules_of(path.with_name("config.json"), {})
         with SkillLibrary(path) as library:
-            return library.skills()
+            return library.skills(), Lifecycle(rules).posteriors(library, library.step)
     except (LibraryError, ValueError, TypeError) as error:
         raise ReportError(f"{path} can't be read: {error} Put it back from a copy.") from error
 

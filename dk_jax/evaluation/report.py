@@ -24,6 +24,7 @@ from dk_jax.evaluation.charts import Axis, percent
 from dk_jax.evaluation.contents import Contents, ReportError, load
 from dk_jax.evaluation.examples import card, pick_examples
 from dk_jax.evaluation.markup import DASH, STYLE, columns, duration, missing, number, plain, status, times
+from dk_jax.skills.lifecycle import Posterior
 
 __all__ = ["ReportError", "write_report"]
 
@@ -328,17 +329,27 @@ def _skill_table(c: Contents) -> str:
             + number(str(e.n) if e else DASH)
             + number(f"{s.usage.selected:,} of {s.usage.shown:,}")
             + number(times(math.exp(s.usage.log_effect_sum / s.usage.effects)) if s.usage.effects else DASH)
+            + number(_known(c.posteriors.get(s.name)) if s.status in ("active", "dormant") else DASH)
             + number(str(s.provenance.step) if s.provenance.step >= 0 else DASH)
             + "</tr>"
         )
     return (
         '<div class="scroll"><table class="wide skills"><thead><tr><th>Skill</th><th>Status</th>'
-        f"{columns('Effect', '95 %', 'Pairs', 'Selected', 'In use', 'RL step')}</tr></thead>"
+        f"{columns('Effect', '95 %', 'Pairs', 'Selected', 'In use', 'All in all', 'RL step')}</tr></thead>"
         f"<tbody>{''.join(rows)}</tbody></table></div>"
         '<p class="fine">Effect: speed of kernels written with the skill over that of kernels written '
         "without it, in its last verification. Selected: how often, of the times it was on offer. In use: "
-        "the same ratio in the rollouts that selected it, against those of the same task without any.</p>"
+        "the same ratio in the rollouts that selected it, against those of the same task without any. All in all: "
+        "what is known of it by verification and use together, what is long ago counting less, with a 95 % "
+        "interval and the probability that it helps (dk_jax.skills.lifecycle).</p>"
     )
+
+
+def _known(posterior: Posterior | None) -> str:
+    if posterior is None:
+        return DASH
+    mean, low, high = (math.exp(x) for x in (posterior.mean, posterior.low, posterior.high))
+    return f"{mean:.2f} ({low:.2f} – {high:.2f}), {percent(posterior.helps)}"
 
 
 def _examples(c: Contents) -> str:

@@ -21,10 +21,25 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 from dk_jax.skills import exchange
-from dk_jax.skills.library import LibraryError, LoggedEvent, SkillLibrary
-from dk_jax.skills.printed import by_id, by_name, count, differences, history_lines, in_use, printable, summary, table, verification, verified
+from dk_jax.skills.library import LibraryError, SkillLibrary
+from dk_jax.skills.lifecycle import Lifecycle, LifecycleRules
+from dk_jax.skills.printed import (
+    by_id,
+    by_name,
+    count,
+    differences,
+    history_lines,
+    in_use,
+    posterior_line,
+    printable,
+    summary,
+    table,
+    verification,
+    verified,
+)
 from dk_jax.skills.record import STATUSES, Skill, Status
 from dk_jax.skills.retrieval import SkillIndex, words
+from dk_jax.skills.rules import RULES, rules_of
 from dk_jax.skills.view import LibraryView
 
 FILE = "library.sqlite"
@@ -167,9 +182,13 @@ def _show(args: argparse.Namespace) -> None:
     with opened(library_file(args.library)) as library:
         view = view_at(library, args.step)
         skill = find(view, args.name, library.path)
+        rules, _ = _rules(library.path, {})
+        known = Lifecycle(rules).posteriors(library, library.step).get(skill.name) if args.step is None else None
         with _reading(library.path):
             history = history_lines([logged for logged in library.history(skill.id) if logged.step <= view.step])
     _print(exchange.markdown(skill))
+    if known is not None:
+        _print("\n".join(["## Effect by all that is known", "", posterior_line(known, rules), ""]))
     before, after = skill.provenance.code_before, skill.provenance.code_after
     if before or after:
         code = difflib.unified_diff(before.splitlines(), after.splitlines(), "before", "after", lineterm="")
@@ -256,54 +275,28 @@ def _import(args: argparse.Namespace) -> None:
     _tell_of_runs(file, step)
 
 
-def prune_candidates(
-    view: LibraryView, history: Sequence[LoggedEvent], *, unused_for: int, shown: int
-) -> list[tuple[Skill, str]]:
-    """Active skills that the selection agent passes over, each with the reason.
-
-    Args:
-        view: the library's skills.
-        history: its log.
-        unused_for: steps, at least, since a skill became active or was last selected.
-        shown: times, at least, that it was shown since.
-    """
-    since: dict[str, int] = {}
-    passed_over: Counter[str] = Counter()
-    for logged in history:
-        event = logged.event
-        if logged.undone:
-            continue
-        woken = event.kind == "proposed" or (event.kind == "status" and event.data["status"] == "active")
-        if woken or (event.kind == "usage" and event.data["selected"]):
-            since[event.skill], passed_over[event.skill] = logged.step, 0
-        elif event.kind == "usage":
-            passed_over[event.skill] += event.data["shown"]
-    found = []
-    for skill in view.active():
-        steps, times = view.step - since[skill.id], passed_over[skill.id]
-        if steps >= unused_for and times >= shown:
-            found.append((skill, f"shown {count(times, 'time')} and not selected in {count(steps, 'step')} since step {since[skill.id]}"))
-    return found
+def _rules(file: Path, given: dict[str, float]) -> tuple[LifecycleRules, str]:
+    try:
+        return rules_of(file.with_name("config.json") if file.name == FILE else None, given)
+    except ValueError as error:
+        raise CliError(str(error)) from error
 
 
 def _prune(args: argparse.Namespace) -> None:
     file = library_file(args.library)
+    given = {name: value for name in RULES if (value := getattr(args, name)) is not None}
+    rules, where = _rules(file, given)
     with opened(file, writing=not args.dry_run) as library:
-        with _reading(file):
-            idle = prune_candidates(library.current, library.history(), unused_for=args.unused_for, shown=args.shown)
-        rows = [("dormant", skill.name, reason) for skill, reason in idle]
-        for status in args.status:
-            rows += [("kept", skill.name, f"{status}: it stays as it is") for skill in library.skills(status) if skill not in [s for s, _ in idle]]
         step = library.step + 1
-        for skill, reason in idle:
-            library.set_status(skill.id, "dormant", reason)
-        if idle and not args.dry_run:
+        with _reading(file):
+            changes = Lifecycle(rules).review(library, step)
+        if changes and not args.dry_run:
             library.commit(step)
-    if rows:
-        _print(table(rows, width=None))
-    done = "would be set" if args.dry_run else "set"
-    _print(f"{count(len(idle), 'skill')} {done} to dormant{f' at step {step}' if idle else ''}; nothing is erased")
-    if idle:
+    if changes:
+        _print(table([(change.status, change.name, change.reason) for change in changes], width=None))
+    done = "would be made" if args.dry_run else "made"
+    _print(f"{count(len(changes), 'change')} {done}{f' at step {step}' if changes else ''}, by {where}; nothing is erased")
+    if changes:
         _tell_of_runs(file, step)
 
 
@@ -385,10 +378,10 @@ def _parser() -> argparse.ArgumentParser:
     c.add_argument("--status", choices=STATUSES, help="given to all (default: each keeps its own, candidate where it has none)")
     c.add_argument("--new", action="store_true", help="make the library if there is none")
     c.add_argument("--dry_run", action="store_true", help="only say what would be done")
-    c = command("prune", _prune, "set active skills that are shown and never selected to dormant; nothing is erased")
-    c.add_argument("--unused_for", type=_natural, default=50, metavar="N", help="steps without being selected (default: 50)")
-    c.add_argument("--shown", type=_natural, default=20, metavar="N", help="times shown in them, at least (default: 20)")
-    c.add_argument("--status", type=statuses, default=(), metavar="STATUS,...", help="list skills of these too; they stay as they are")
+    c = command("prune", _prune, "change what the lifecycle's rules would change after a step (rest, retire, merge); nothing is erased")
+    for name, says in RULES.items():
+        default = getattr(LifecycleRules(), name)
+        c.add_argument(f"--{name}", type=type(default), metavar="X", help=f"{says} (default: as the run's config says, or {default:g})")
     c.add_argument("--dry_run", action="store_true", help="only say what would be done")
     c = command("revive", _revive, "set a dormant or retired skill to active")
     c.add_argument("name", metavar="NAME", help="name or id")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 
 from dk_jax.skills.library import LoggedEvent
+from dk_jax.skills.lifecycle import LifecycleRules, Posterior
 from dk_jax.skills.markdown import effect_in_use, interval, ratio, row
 from dk_jax.skills.record import STATUSES, Evidence, Skill, Usage
 from dk_jax.skills.view import LibraryView
@@ -49,6 +51,13 @@ def verified(skill: Skill) -> str:
 def in_use(usage: Usage) -> str:
     """The geometric mean of the effects when selected and their number, e.g. "1.23x of 4"; "" without any."""
     return f"{effect_in_use(usage)[0]:.2f}x of {usage.effects}" if usage.effects else ""
+
+
+def posterior_line(known: Posterior, rules: LifecycleRules) -> str:
+    """What is known of a skill's effect, in a line."""
+    mean, low, high = (math.exp(x) for x in (known.mean, known.low, known.high))
+    uses = f"{known.effects:.1f} measured uses" if known.effects else "no measured use"
+    return f"{mean:.2f}x ({low:.2f} to {high:.2f}); faster by {rules.least_gain:g}x or more with probability {known.helps:.2f}; {uses}, aged"
 
 
 def table(

@@ -4,6 +4,7 @@ import dataclasses
 import fcntl
 import json
 import os
+import re
 import shutil
 import sqlite3
 import subprocess
@@ -238,36 +239,50 @@ def test_import_takes_all_or_nothing_and_says_what_was_refused(call, run_folder,
     assert "step 4, 5 skills" in call("list", run_folder)
 
 
-def test_prune_rests_what_is_shown_and_never_selected(call, run_folder):
-    options = ("--unused_for=3", "--shown=7")
-    out = call("prune", run_folder, *options, "--status=rejected,retired", "--dry_run")
+def test_prune_does_what_the_lifecycle_would_by_the_runs_rules_or_given_ones(call, run_folder):
+    out = call("prune", run_folder, "--ignored_after=6", "--dry_run")
     assert [" ".join(line.split()) for line in out.splitlines()] == [
-        "dormant fuse_rows shown 7 times and not selected in 3 steps since step 1",
-        *("kept bad_idea rejected: it stays as it is",) * 2,
-        "1 skill would be set to dormant at step 5; nothing is erased",
+        "dormant fuse_rows it was shown 7 times and not selected",
+        "1 change would be made at step 5, by the default rules; nothing is erased",
         "note: a run that goes on in this directory first undoes the library's steps after its checkpoint (a new run: after step 0)",
     ]
     assert "step 4," in call("list", run_folder)
-    assert "1 skill set to dormant at step 5" in call("prune", run_folder, *options)
+    (run_folder / "config.json").write_text(json.dumps({"skills": {"lifecycle": {"on": False, "ignored_after": 6.0}}}))
+    assert f"1 change made at step 5, by the rules of {run_folder}/config.json" in call("prune", run_folder)
     assert names(call("list", run_folder, "--status=dormant")) == ["fuse_rows"]
-    assert call("prune", run_folder, *options) == "0 skills set to dormant; nothing is erased\n"
+    assert call("prune", run_folder).startswith("0 changes made, by the rules of")
     with SkillLibrary(run_folder / "library.sqlite") as library:
         library.activate("s00001", "again")
         library.commit(20)
-    assert call("prune", run_folder, *options).startswith("0 skills"), "it counts anew from when a skill is active again"
+    assert call("prune", run_folder).startswith("0 changes"), "what was before a rest counts a quarter"
+    assert call("prune", run_folder, "--dry_run", "--most_active=1").count("skills are active, and no more than") == 2
+
+
+def test_rules_that_make_no_sense_are_refused(call, run_folder):
+    assert "skills.lifecycle.dormant_below is a probability below 1, got 2.0" in call("prune", run_folder, "--dormant_below=2", fails=True)
+    for text in ('{"skills": {"lifecycle": {"lost": 1}}}', "{", "[]"):
+        (run_folder / "config.json").write_text(text)
+        assert "no rules for what becomes of skills" in call("prune", run_folder, fails=True)
+
+
+def test_show_tells_what_is_known_of_an_effect(call, run_folder):
+    found = posterior_numbers(call("show", run_folder, "tile_rows"))
+    assert 1.0 < found[1] < found[0] < found[2] and 0.9 < found[3] < 1 and "2.0 measured uses, aged" in call("show", run_folder, "tile_rows")
+    assert "no measured use" in call("show", run_folder, "lazy_lanes")
+    assert "Effect by all" not in call("show", run_folder, "bad_idea"), "it never entered the library"
+
+
+def posterior_numbers(text):
+    said = text.split("## Effect by all that is known\n\n")[1].splitlines()[0]
+    return [float(x) for x in re.match(r"([\d.]+)x \(([\d.]+) to ([\d.]+)\); faster by 1.03x or more with probability ([\d.]+);", said).groups()]
 
 
 def test_revive_brings_back_what_rests_or_was_retired_and_nothing_else(call, run_folder):
-    call("prune", run_folder, "--unused_for=3", "--shown=7")
+    call("prune", run_folder, "--ignored_after=6")
     out = call("revive", run_folder, "fuse_rows", "--reason=the policy has changed")
     assert out.startswith("fuse_rows was dormant and is active from step 6 on\n") and "note: a run that goes on" in out
     assert "the policy has changed" in call("show", run_folder, "fuse_rows")
     assert "is active; what is dormant or retired can be revived" in call("revive", run_folder, "fuse_rows", fails=True)
-
-
-@pytest.mark.parametrize("options", [("--unused_for=4", "--shown=1"), ("--unused_for=1", "--shown=8"), ()])
-def test_prune_leaves_others(call, run_folder, options):
-    assert call("prune", run_folder, *options).startswith("0 skills")
 
 
 def test_errors_say_what_where_and_what_to_do(call, run_folder, tmp_path):
@@ -361,7 +376,7 @@ def test_a_library_that_another_process_has_locked_is_said_to_be_in_use(call, ru
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     assert "5 skills" in call("list", run_folder), "who writes does not keep others from reading"
-    said = call("prune", run_folder, "--unused_for=0", "--shown=1", fails=True)
+    said = call("prune", run_folder, "--ignored_after=6", fails=True)
     assert "could not commit step 5: database is locked. Nothing was changed" in said and "no other run uses it" in said
     other.execute("ROLLBACK")
     other.execute("PRAGMA journal_mode = DELETE")
