@@ -36,11 +36,16 @@ def agents_table(evaluations: dict[str, dict[str, Any] | None]) -> str:
         shares = [scores.get("calls", {}).get(agent, {}).get(key) for scores in found.values()]
         if any(share and share["of"] for share in shares):
             rows.append(f"<tr><th>{name}</th>{''.join(number(_share(share)) for share in shares)}</tr>")
+    ideas = [scores.get("calls", {}).get("summary", {}).get("ideas") for scores in found.values()]
+    if any(own and own["drafts"] for own in ideas):
+        said = [f"{own['effective']:.1f} ({own['distinct']} in {own['drafts']:,} skills)" if own and own["drafts"] else DASH for own in ideas]
+        rows.append(f"<tr><th>Summary: different ideas, effective number</th>{''.join(number(text) for text in said)}</tr>")
     table = f"<table><thead><tr><th></th>{columns(*found)}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
     return table + _errors(found) + (
         '<p class="fine">Shares of messages on held-out tasks. A call can be used if it names only what was on offer, keeps its bounds and '
         "was not cut short; in brackets its number of messages and 95 % interval (Wilson). A chosen skill fits if the fastest judged kernel "
-        "of the task is an example of it.</p>"
+        "of the task is an example of it. The effective number of ideas is exp of the entropy of their shares: so many equally frequent ones "
+        "would be as diverse.</p>"
     )  # fmt: skip
 
 

@@ -23,8 +23,9 @@ from dk_jax.rollout.trajectory import Trajectory, derive_seed
 from dk_jax.sft.judged import JudgedKernel
 from dk_jax.sft.lessons import lessons, speedup, taught_by
 from dk_jax.sft.skill_topics import SkillTopic
-from dk_jax.skills.record import Skill
+from dk_jax.skills.record import Skill, SkillDraft
 from dk_jax.skills.retrieval import SkillIndex
+from dk_jax.skills.sameness import same_as
 from dk_jax.tasks.task import Task
 
 _SHOWN_ERRORS = 8
@@ -83,7 +84,7 @@ def evaluate_calls(
         Scores as plain data, and the trajectories. For each agent: `parsed` (the call can be read and obeys its rules), `whole` (the
         message was not cut short), and `errors`, the commonest with their numbers. Of selection also `fitting`: of the skills chosen,
         those that the task's fastest judged kernel is an example of. Of summary also `usable`: of all messages, those with a skill that
-        may be verified. An agent without a prompt has an empty dict.
+        may be verified, and `ideas`, how many different ones those are about. An agent without a prompt has an empty dict.
     """
     asked: list[tuple[Trajectory, str]] = []
     fitting: dict[str, set[str]] = {}
@@ -151,6 +152,7 @@ def _score_selections(trajectories: Sequence[Trajectory], fitting: dict[str, set
 def _score_summaries(trajectories: Sequence[Trajectory], speaker: Speaker, config: RolloutConfig) -> dict[str, Any]:
     usable = 0
     refused: Counter[str] = Counter()
+    drafts: list[SkillDraft] = []
     for t in trajectories:
         turn = t.turns[-1]
         notes = summary.parse(turn.text, style=config.style, count_tokens=lambda text: len(speaker.codec.encode(text)))
@@ -158,8 +160,28 @@ def _score_summaries(trajectories: Sequence[Trajectory], speaker: Speaker, confi
         usable += not turn.error and bool(notes.drafts)
         if not turn.error:
             refused.update(problem for _, problems in notes.refused for problem in problems)
+            drafts += notes.drafts
     found = _scores(trajectories, usable=Share(hits=usable, of=len(trajectories)))
-    return found | {"refused": dict(refused.most_common(_SHOWN_ERRORS))} if found else found
+    return found | {"refused": dict(refused.most_common(_SHOWN_ERRORS)), "ideas": ideas(drafts)} if found else found
+
+
+def ideas(drafts: Sequence[SkillDraft]) -> dict[str, float]:
+    """How many different ideas skills are about: a draft is of the first idea before it that says the same (dk_jax.skills.sameness).
+
+    Returns:
+        `drafts`, their number; `distinct`, the ideas; `effective`, exp of the entropy of the drafts' distribution over ideas (the number of
+        equally frequent ideas that would be as diverse; Hill 1973); `largest`, the share of the commonest; all 0 without a draft.
+    """
+    counts: Counter[int] = Counter()
+    first: list[SkillDraft] = []
+    for draft in drafts:
+        same = same_as(draft, first)
+        if same is None:
+            first.append(draft)
+        counts[next(i for i, other in enumerate(first) if other is (same or draft))] += 1
+    shares = [count / len(drafts) for count in counts.values()]
+    effective = math.exp(-sum(p * math.log(p) for p in shares)) if shares else 0.0
+    return {"drafts": len(drafts), "distinct": len(first), "effective": effective, "largest": max(shares, default=0.0)}
 
 
 def _scores(trajectories: Sequence[Trajectory], **more: Share) -> dict[str, Any]:

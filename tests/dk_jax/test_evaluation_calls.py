@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import math
 
 import pytest
 from scipy.stats import binomtest
 
 from dk_jax.evaluation.agents_section import agents_table
-from dk_jax.evaluation.calls import Share
+from dk_jax.evaluation.calls import Share, ideas
 from dk_jax.evaluation.report import write_report
 from dk_jax.evaluation.table import final_table
 from dk_jax.rollout.trajectory import load_trajectories
 from dk_jax.sft.judged import load_kernels
+from dk_jax.sft.skill_topics import skill_catalogue
 from dk_jax.train.setup import ConfigError
 from tests.end_to_end.scripted import ScriptedClient, ScriptedRun, tiny_config
 
@@ -26,6 +29,16 @@ def test_the_interval_is_wilsons(hits, of):
 
 def test_nothing_asked_says_nothing():
     assert Share(hits=0, of=0).plain() == {"hits": 0, "of": 0, "share": 0.0, "low": 0.0, "high": 1.0}
+
+
+def test_ideas_are_counted_once_however_they_are_named():
+    topics = skill_catalogue()
+    one, other = topics[0].phrasings[0], topics[1].phrasings[0]
+    again = dataclasses.replace(one, name="another_name")
+    found = ideas([one, again, other, one])
+    assert (found["drafts"], found["distinct"], found["largest"]) == (4, 2, 0.75)
+    assert found["effective"] == pytest.approx(math.exp(-0.75 * math.log(0.75) - 0.25 * math.log(0.25)))
+    assert ideas([]) == {"drafts": 0, "distinct": 0, "effective": 0.0, "largest": 0.0}
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +75,7 @@ def test_both_agents_are_asked_on_held_out_tasks_alone_and_what_they_say_is_coun
     chosen = sum(len(t.skills) for t in selections)
     assert scores["calls"]["selection"]["fitting"]["of"] <= chosen
     assert scores["calls"]["summary"]["usable"]["share"] == 1.0, "the scripted skills obey all rules"
+    assert scores["calls"]["summary"]["ideas"]["drafts"] == scores["calls"]["summary"]["usable"]["hits"]
     groups = {t.group for t in said if t.agent == "summary"}
     assert len([t for t in said if t.agent == "summary"]) == 5 * len(groups) and len(groups) <= 2 * 6
 
