@@ -3,6 +3,10 @@
     training    parameters + optimiser + summed gradient + the larger of a microbatch's and the optimiser's temporaries
     sampling    parameters + optimiser + weights in the compute type + keys and values + the rest of `generation.sizes.Budget`
 
+With rl.staleness=1 both go on at once, a program at a time (dk_jax.train.device_turns): to training come the trainable parameters once more,
+as the sampler has those of the step before, and what the sampler keeps between its calls, its weights and, where conversations go on, its
+caches; to sampling those parameters and the gradient summed so far.
+
 Temporaries grow linearly with the tokens that a device has in a microbatch; two compilations give the line, a third one at the answer
 gives the truth.
 
@@ -18,6 +22,7 @@ from collections.abc import Callable
 from dk_jax.generation.kv_cache import KVCache
 from dk_jax.generation.sizes import Budget
 from dk_jax.models.sharding import row_share
+from dk_jax.plan.counting import bytes_per_device
 from dk_jax.plan.hardware import EFFICIENCY, USABLE, Device
 from dk_jax.plan.programs import Program, Step, compile_gradient, compile_update, microbatch_flops, parts_of
 from dk_jax.train import setup
@@ -25,6 +30,8 @@ from dk_jax.train.setup import ConfigError
 
 LENGTH_STEP = 1024
 """Lengths of rows that are tried are multiples of it, where rows are that long."""
+BEHIND, SAMPLER = "behind", "sampler"
+"""Parts of memory with rl.staleness=1: the parameters that sample, and what the sampler keeps between its calls."""
 MOST_TRIES = 5
 """Compilations for each kind of device."""
 
@@ -115,7 +122,8 @@ def make_plan(step: Step, devices: list[Device], say: Callable[[str], None] = la
     token_bytes = (points[1].temporary_bytes - points[0].temporary_bytes) / (shorter[1] - shorter[0])
     base_bytes = points[0].temporary_bytes - token_bytes * shorter[0]
     plan = Plan(
-        step=step, parts=parts_of(step), update=update, generation=generation, base_bytes=base_bytes, token_bytes=token_bytes,
+        step=step, parts=parts_of(step) | beside(step, generation), update=update, generation=generation, base_bytes=base_bytes,
+        token_bytes=token_bytes,
         sequences=sequences(cfg), length=length, rows=cfg.rollout.max_rows, fits=[], compile_s=update.seconds + sum(p.seconds for p in points),
     )  # fmt: skip
     known: dict[tuple[int, int], Program] = {(share, size): point for size, point in zip(shorter, points, strict=True)}
@@ -123,6 +131,15 @@ def make_plan(step: Step, devices: list[Device], say: Callable[[str], None] = la
         plan.fits.append(_fit(plan, device, known, say))
     more = sum(program.seconds for program in known.values()) - sum(p.seconds for p in points)
     return dataclasses.replace(plan, compile_s=plan.compile_s + more)
+
+
+def beside(step: Step, generation: Budget) -> dict[str, int]:
+    """What the devices hold besides throughout training where rollouts are made meanwhile; nothing at staleness 0."""
+    r = step.cfg.rollout
+    if not step.cfg.rl.staleness:
+        return {}
+    kept = generation.cache if r.turns > 1 and r.context == "full" else 0
+    return {BEHIND: bytes_per_device(step.model.trainable), SAMPLER: generation.weights + kept}
 
 
 def sequences(cfg) -> int:
@@ -152,9 +169,10 @@ def _fit(plan: Plan, device: Device, known: dict[tuple[int, int], Program], say:
     room = USABLE * device.memory_bytes
     held = sum(plan.parts.values())
     state = plan.parts["parameters"] + plan.parts["optimiser"]
-    sampling = state + plan.generation.total
+    learning = plan.parts[BEHIND] + plan.parts["gradient"] if BEHIND in plan.parts else 0
+    sampling = state + learning + plan.generation.total
     slots = plan.generation.cache / plan.rows * share  # bytes on a device for each row it has
-    free = room - state - plan.generation.weights - max(plan.generation.logits, plan.generation.prefill)
+    free = room - state - learning - plan.generation.weights - max(plan.generation.logits, plan.generation.prefill)
     common = dict(device=device, sampling_bytes=sampling, sampling_rows=max(int(free // slots), 0) * share)
     best = _largest(plan, room, known, say)
     if best is None:

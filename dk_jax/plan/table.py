@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dk_jax.models.presets import parameter_count
-from dk_jax.plan.estimate import Fit, Plan
+from dk_jax.plan.estimate import BEHIND, Fit, Plan
 from dk_jax.plan.hardware import EFFICIENCY, USABLE
 
 GIB = 2**30
@@ -37,7 +37,8 @@ def report(plan: Plan) -> str:
         "Sent: GB, by each device",
         f"to others for a microbatch, as this machine's compiler has it. Update: all {plan.sequences:,} sequences of a step at full length "
         f"({plan.length:,} tokens)",
-        "and the optimiser; sampling and judging come on top.",
+        "and the optimiser; sampling and judging come on top"
+        + (", or beside, as rl.staleness is 1: memory counts what both hold at once." if BEHIND in plan.parts else "."),
         f"Time: the largest of FLOPs, memory traffic and what is sent, at {EFFICIENCY['flops']:.0%}, {EFFICIENCY['bytes']:.0%} and "
         f"{EFFICIENCY['links']:.0%} of the data sheet's rates.",
     ]
@@ -51,6 +52,7 @@ def memory_parts(plan: Plan) -> dict[str, int]:
         "parameters": plan.parts["parameters"],
         "optimiser": plan.parts["optimiser"],
         "gradient, summed": plan.parts["gradient"],
+        **({"parameters that sample": plan.parts[BEHIND]} if BEHIND in plan.parts else {}),
         "optimiser's step": plan.update.temporary_bytes,
         "sampling: weights": g.weights,
         f"sampling: cache, {plan.rows} rows": g.cache,

@@ -20,7 +20,7 @@ from dk_jax.models import token_log_probs
 from dk_jax.models.presets import parameter_count
 from dk_jax.models.sharding import build_sharded
 from dk_jax.plan.counting import bytes_per_device, collective_bytes, product_flops
-from dk_jax.plan.estimate import make_plan
+from dk_jax.plan.estimate import beside, make_plan
 from dk_jax.plan.hardware import DEVICES, USABLE, Device
 from dk_jax.plan.mesh import parse_mesh
 from dk_jax.plan.programs import batch_shapes, compile_gradient, make_step, microbatch_flops, parts_of
@@ -222,6 +222,29 @@ def test_a_models_flops_are_six_for_each_weight_and_token_and_attention():
     # The last product of a layer need not be recomputed: nothing in its backward pass wants the result.
     again = 2 * tokens * c.n_layers * (layer - c.d_ff * c.d_model) + attention / 3.5 + 2 * rows * (length - 1) * c.vocab_size * c.d_model
     assert model + again == pytest.approx(done, rel=1e-3)
+
+
+def test_one_step_of_staleness_holds_the_sampling_parameters_and_what_the_sampler_keeps():
+    step = make_step(_changed(max_context_tokens=64), ONE, devices=jax.devices()[:1])
+    plan = make_plan(step, [dataclasses.replace(TINY, memory_bytes=1e9)])
+    generation, parts, (fit,) = plan.generation, plan.parts, plan.fits
+    assert parts == parts_of(step) | {"behind": parts["parameters"], "sampler": generation.weights + generation.cache}
+    assert fit.training_bytes == sum(parts.values()) + max(fit.program.temporary_bytes, plan.update.temporary_bytes)
+    learning = 2 * parts["parameters"] + parts["optimiser"] + parts["gradient"]
+    assert fit.sampling_bytes == learning + generation.total
+    row = generation.cache / plan.rows
+    room = USABLE * 1e9 - learning - generation.weights - max(generation.logits, generation.prefill)
+    assert fit.sampling_rows == int(room // row)
+    assert "parameters that sample" in report(plan)
+    fresh = make_step(_changed(context="kernels"), ONE, devices=jax.devices()[:1])
+    assert beside(fresh, generation)["sampler"] == generation.weights, "no conversation goes on"
+
+
+def _changed(**rollout):
+    cfg = config()
+    cfg.rl.staleness = 1
+    cfg.rollout.update(rollout)
+    return cfg
 
 
 def test_nothing_is_allocated_for_the_largest_model():
