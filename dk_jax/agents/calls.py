@@ -1,13 +1,34 @@
-"""Tool calls in messages, as JSON: in <tool_call> tags (chat) or bare (compact). Reading never raises."""
+"""Tool calls in messages: written as JSON in <tool_call> tags (chat) or bare (compact), read in every form that models are known
+to write (dk_jax.agents.call_forms). Reading never raises."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import reprlib
+from collections.abc import Collection
 from typing import Any
 
+from dk_jax.agents.call_forms import CallError, arguments_of, read_message
 from dk_jax.agents.text import Style, after_thinking, is_compact
 
-_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+COMPACT = "compact"
+"""The form of compact messages; those of chat messages are `dk_jax.agents.call_forms.FORMS`."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Reading:
+    """What a message calls.
+
+    Attributes:
+        arguments: of its one call; {} with an error.
+        form: how the call was written, one of `FORMS` or `COMPACT`; "" with an error.
+        error: what is wrong with it, "" if nothing is.
+    """
+
+    arguments: dict[str, Any] = dataclasses.field(default_factory=dict)
+    form: str = ""
+    error: str = ""
 
 
 def write_call(name: str, arguments: dict[str, Any], *, style: Style) -> str:
@@ -15,44 +36,41 @@ def write_call(name: str, arguments: dict[str, Any], *, style: Style) -> str:
     if is_compact(style):
         return json.dumps(arguments, ensure_ascii=False, separators=(",", ":"))
     call = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
-    return f"{_OPEN}\n{call}\n{_CLOSE}"
+    return f"<tool_call>\n{call}\n</tool_call>"
 
 
-def read_call(text: str, name: str, *, style: Style) -> tuple[dict[str, Any], str]:
-    """The arguments of the one call in a message, and "" or what is wrong with it.
+def read_call(text: str, name: str, *, style: Style, plain: Collection[str] = ("think",)) -> Reading:
+    """Reads the one call of a message.
 
     Args:
         text: the whole message. In chat style reasoning and prose around the call are passed over.
         name: the function that must be called (chat style; a compact message holds the arguments alone).
+        plain: arguments that are text, also where they look like JSON in a form whose values have no type.
     """
     if is_compact(style):
-        return _read_object(text, "the message")
-    text = after_thinking(text)
-    calls = text.count(_OPEN)
-    if calls != 1:
-        return {}, f"the message holds {calls} {_OPEN} blocks; exactly one call of {name} is expected"
-    body, closed, _ = text.split(_OPEN)[1].partition(_CLOSE)
-    if not closed:
-        return {}, f"the call is not closed by {_CLOSE}"
-    call, error = _read_object(body, "the call")
-    if error:
-        return {}, error
-    if call.get("name") != name:
-        return {}, f"the call is of {call.get('name')!r:.40}; only {name} may be called"
-    arguments = call.get("arguments", {})
-    if isinstance(arguments, str):
-        return _read_object(arguments, "arguments")
-    if not isinstance(arguments, dict):
-        return {}, "arguments is not an object"
-    return arguments, ""
+        return _read_object(text)
+    try:
+        value, form = read_message(after_thinking(text), name, plain=plain)
+        arguments, form = arguments_of(value, form, name)
+    except CallError as error:
+        return Reading(error=str(error))
+    return Reading(arguments=arguments, form=form)
 
 
-def _read_object(text: str, what: str) -> tuple[dict[str, Any], str]:
+def listed(arguments: dict[str, Any], key: str) -> tuple[list[Any], str]:
+    """The list that an argument must be, and "" or what is wrong with it."""
+    if key not in arguments:
+        return [], f"{key!r} is missing"
+    items = arguments[key]
+    return (items, "") if isinstance(items, list) else ([], f"{key!r} is not a list: {reprlib.repr(items)}")
+
+
+def _read_object(text: str) -> Reading:
     try:
         # strict=False lets a line break stand inside a string: a slip that does not change what is meant.
         value = json.loads(text.strip(), strict=False)
     except (ValueError, RecursionError) as error:
-        return {}, f"{what} is not JSON: {str(error)[:80]}"
+        return Reading(error=f"the message is not JSON: {str(error)[:80]}")
     if not isinstance(value, dict):
-        return {}, f"{what} is not a JSON object"
-    return value, ""
+        return Reading(error="the message is not a JSON object")
+    return Reading(arguments=value, form=COMPACT)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import reprlib
 from collections.abc import Sequence
 
-from dk_jax.agents.calls import read_call, write_call
+from dk_jax.agents.calls import listed, read_call, write_call
 from dk_jax.agents.text import LANGUAGE_NAMES, Style, TaskView, fenced, header, is_compact
 from dk_jax.skills.record import Skill, SkillDraft
 
@@ -15,12 +16,16 @@ CALL = "select_skills"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Choice:
-    """What a message chose. With an `error` it chose nothing, which is not the same as an empty choice."""
+    """What a message chose. With an `error` it chose nothing, which is not the same as an empty choice.
+
+    `form`: how the call was written (dk_jax.agents.calls.Reading); choices that differ in nothing else are equal.
+    """
 
     names: tuple[str, ...] = ()
     reasons: tuple[str, ...] = ()
     think: str = ""
     error: str = ""
+    form: str = dataclasses.field(default="", compare=False)
 
 
 def query(task: TaskView) -> str:
@@ -59,7 +64,7 @@ def render(
 
 
 def parse(text: str, shown: Sequence[str], *, style: Style, max_skills: int = 3) -> Choice:
-    """Reads the choice out of a message. Never raises.
+    """Reads the choice out of a message, in any form of `dk_jax.agents.call_forms`. Never raises.
 
     Args:
         text: the message.
@@ -67,22 +72,22 @@ def parse(text: str, shown: Sequence[str], *, style: Style, max_skills: int = 3)
         style: "chat" or "compact". Compact takes plain names as well as {name, reason}.
         max_skills: how many may be chosen.
     """
-    arguments, error = read_call(text, CALL, style=style)
+    call = read_call(text, CALL, style=style)
+    if call.error:
+        return Choice(error=call.error)
+    key = "select" if is_compact(style) else "skills"
+    items, error = listed(call.arguments, key)
     if error:
         return Choice(error=error)
-    key = "select" if is_compact(style) else "skills"
-    items = arguments.get(key)
-    if not isinstance(items, list):
-        return Choice(error=f"{key!r} is missing or not a list")
-    think = arguments.get("think", "")
-    names, reasons = [], []
+    think = call.arguments.get("think", "")
+    names, reasons, offered = [], [], frozenset(shown)
     for item in items:
         if isinstance(item, str) and is_compact(style):
             item = {"name": item}
         if not isinstance(item, dict) or not isinstance(item.get("name"), str):
-            return Choice(error=f"{key!r} holds something without a name: {item!r:.40}")
+            return Choice(error=f"{key!r} holds something without a name: {reprlib.repr(item)}")
         name, reason = item["name"], item.get("reason", "")
-        if name not in shown:
+        if name not in offered:
             return Choice(error=f"skill {name!r:.60} was not on offer")
         if name in names:
             return Choice(error=f"skill {name!r} is chosen twice")
@@ -90,7 +95,9 @@ def parse(text: str, shown: Sequence[str], *, style: Style, max_skills: int = 3)
         reasons.append(reason if isinstance(reason, str) else "")
     if len(names) > max_skills:
         return Choice(error=f"{len(names)} skills are chosen; at most {max_skills} may be")
-    return Choice(names=tuple(names), reasons=tuple(reasons), think=think if isinstance(think, str) else "")
+    return Choice(
+        names=tuple(names), reasons=tuple(reasons), think=think if isinstance(think, str) else "", form=call.form
+    )
 
 
 def format(names: Sequence[str], *, style: Style, think: str = "", reasons: Sequence[str] = ()) -> str:

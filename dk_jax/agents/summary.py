@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import reprlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from dk_jax.agents.calls import read_call, write_call
+from dk_jax.agents.calls import listed, read_call, write_call
 from dk_jax.agents.text import (
     LANGUAGE_NAMES,
     Style,
     TaskView,
+    bounded,
     fenced,
     full_skills,
     is_compact,
@@ -22,6 +24,7 @@ from dk_jax.skills.record import MAX_CONTENT_TOKENS, Skill, SkillDraft, validate
 HEAD = "summary"
 CALL = "add_skills"
 MAX_SKILLS = 2
+MAX_PROFILE_CHARS = 400
 _TEXT_FIELDS = ("name", "description", "scope", "content")
 
 _FORM = """\
@@ -54,12 +57,14 @@ class Notes:
         refused: skills that could be read but may not enter a library, each with what is wrong with it.
         think: the agent's own remarks.
         error: why the message could not be read at all; then there are no drafts.
+        form: how the call was written (dk_jax.agents.calls.Reading); notes that differ in nothing else are equal.
     """
 
     drafts: tuple[SkillDraft, ...] = ()
     refused: tuple[tuple[SkillDraft, tuple[str, ...]], ...] = ()
     think: str = ""
     error: str = ""
+    form: str = dataclasses.field(default="", compare=False)
 
 
 def render(
@@ -71,10 +76,12 @@ def render(
     best_code: str,
     best_speedup: float,
     style: Style,
+    first_profile: str = "",
+    best_profile: str = "",
     max_skills: int = MAX_SKILLS,
     max_tokens: int = MAX_CONTENT_TOKENS,
 ) -> str:
-    """The prompt: task, skills that were in view, first and best turn.
+    """The prompt: task, skills that were in view, first and best turn with what the profiler saw of them.
 
     Args:
         task: the task that was solved.
@@ -83,15 +90,20 @@ def render(
             correct.
         best_code, best_speedup: the fastest correct turn.
         style: "chat" or "compact".
+        first_profile, best_profile: where these turns spent their device time (`Verdict.profiled`); "" where no profiler ran, as on
+            a CPU, and the prompt then says nothing of it.
         max_skills, max_tokens: bounds told to the agent.
     """
+    first_profile, best_profile = (bounded(profile, MAX_PROFILE_CHARS) for profile in (first_profile, best_profile))
     if is_compact(style):
         known = ["skills:", *(f"{skill.name}: {skill.description}" for skill in skills)] if skills else []
         lines = ["summarize", task.compact.strip(), *known]
         lines += [
             f"first {speed(first_speedup)}",
+            first_profile,
             trimmed(first_code),
             f"best {speed(best_speedup)}",
+            best_profile,
             trimmed(best_code),
         ]
         return "\n".join(line for line in lines if line)
@@ -105,14 +117,20 @@ def render(
         parts.append("## Skills its author had\n" + full_skills(skills, style))
     parts += [
         f"## First version ({first})\n"
+        + _profiled(first_profile)
         + (fenced(first_code, task.fence) if first_code.strip() else "(no kernel)"),
         f"## Best version ({speed(best_speedup)} the speed of PyTorch eager)\n"
+        + _profiled(best_profile)
         + fenced(best_code, task.fence),
         "## Output\n"
         + _FORM.format(max_skills=max_skills, max_tokens=max_tokens)
         + format([_FORM_DRAFT], style=style, think="<what made it faster>"),
     ]
     return "\n\n".join(parts)
+
+
+def _profiled(profile: str) -> str:
+    return f"Profile, in shares of device time (coverage: that of its own kernels): {profile}\n\n" if profile else ""
 
 
 def parse(
@@ -123,7 +141,7 @@ def parse(
     count_tokens: Callable[[str], int] | None = None,
     max_tokens: int = MAX_CONTENT_TOKENS,
 ) -> Notes:
-    """Reads the proposed skills out of a message. Never raises.
+    """Reads the proposed skills out of a message, in any form of `dk_jax.agents.call_forms`. Never raises.
 
     Args:
         text: the message.
@@ -131,13 +149,12 @@ def parse(
         max_skills: most skills a call may add; more make it malformed.
         count_tokens, max_tokens: bound on a skill's content, see `validate_draft`.
     """
-    arguments, error = read_call(text, CALL, style=style)
+    call = read_call(text, CALL, style=style)
+    if call.error:
+        return Notes(error=call.error)
+    items, error = listed(call.arguments, "add" if is_compact(style) else "skills")
     if error:
         return Notes(error=error)
-    key = "add" if is_compact(style) else "skills"
-    items = arguments.get(key)
-    if not isinstance(items, list):
-        return Notes(error=f"{key!r} is missing or not a list")
     if len(items) > max_skills:
         return Notes(error=f"{len(items)} skills are added; at most {max_skills} may be")
     drafts: list[SkillDraft] = []
@@ -153,14 +170,14 @@ def parse(
             refused.append((draft, tuple(problems)))
         else:
             drafts.append(draft)
-    think = arguments.get("think", "")
+    think = call.arguments.get("think", "")
     think = think if isinstance(think, str) else ""
-    return Notes(drafts=tuple(drafts), refused=tuple(refused), think=think)
+    return Notes(drafts=tuple(drafts), refused=tuple(refused), think=think, form=call.form)
 
 
 def _read_draft(item: Any) -> tuple[SkillDraft | None, str]:
     if not isinstance(item, dict):
-        return None, f"a skill is not an object: {item!r:.40}"
+        return None, f"a skill is not an object: {reprlib.repr(item)}"
     for field in _TEXT_FIELDS:
         if not isinstance(item.get(field), str):
             return None, f"a skill's field {field!r} is missing or not text"

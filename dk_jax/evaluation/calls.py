@@ -82,9 +82,10 @@ def evaluate_calls(
 
     Returns:
         Scores as plain data, and the trajectories. For each agent: `parsed` (the call can be read and obeys its rules), `whole` (the
-        message was not cut short), and `errors`, the commonest with their numbers. Of selection also `fitting`: of the skills chosen,
-        those that the task's fastest judged kernel is an example of. Of summary also `usable`: of all messages, those with a skill that
-        may be verified, and `ideas`, how many different ones those are about. An agent without a prompt has an empty dict.
+        message was not cut short), `errors`, the commonest with their numbers, and `forms` of the calls (dk_jax.agents.call_forms). Of
+        selection also `fitting`: of the skills chosen, those that the task's fastest judged kernel is an example of. Of summary also
+        `usable`: of all messages, those with a skill that may be verified, and `ideas`, how many different ones those are about. An agent
+        without a prompt has an empty dict.
     """
     asked: list[tuple[Trajectory, str]] = []
     fitting: dict[str, set[str]] = {}
@@ -102,7 +103,8 @@ def evaluate_calls(
             prompt = summary.render(
                 view, [Skill.from_draft(draft) for draft in lesson.injected],
                 first_code=lesson.first.source, first_speedup=speedup(lesson.first),
-                best_code=lesson.best.source, best_speedup=speedup(lesson.best), style=config.style,
+                best_code=lesson.best.source, best_speedup=speedup(lesson.best),
+                first_profile=lesson.first.verdict.profiled, best_profile=lesson.best.verdict.profiled, style=config.style,
             )  # fmt: skip
             if speaker.fits(prompt, config.max_summary_tokens):
                 group = f"{task.name}/lesson{number}"
@@ -141,7 +143,7 @@ def _score_selections(trajectories: Sequence[Trajectory], fitting: dict[str, set
     for t in trajectories:
         turn = t.turns[-1]
         call = selection.parse(turn.text, t.shown, style=config.style, max_skills=config.max_skills)
-        turn.error = call.error or _cut(turn)
+        turn.form, turn.error = call.form, call.error or _cut(turn)
         t.skills = () if turn.error else tuple(call.names)
         if t.task in fitting:
             chosen += len(t.skills)
@@ -156,7 +158,7 @@ def _score_summaries(trajectories: Sequence[Trajectory], speaker: Speaker, confi
     for t in trajectories:
         turn = t.turns[-1]
         notes = summary.parse(turn.text, style=config.style, count_tokens=lambda text: len(speaker.codec.encode(text)))
-        turn.error = notes.error or _cut(turn)
+        turn.form, turn.error = notes.form, notes.error or _cut(turn)
         usable += not turn.error and bool(notes.drafts)
         if not turn.error:
             refused.update(problem for _, problems in notes.refused for problem in problems)
@@ -192,7 +194,9 @@ def _scores(trajectories: Sequence[Trajectory], **more: Share) -> dict[str, Any]
         "parsed": Share(hits=len(trajectories) - errors.total(), of=len(trajectories)),
         "whole": Share(hits=sum(t.turns[-1].stop == "eos" for t in trajectories), of=len(trajectories)),
     } | more
-    return {name: share.plain() for name, share in shares.items()} | {"errors": dict(errors.most_common(_SHOWN_ERRORS))}
+    forms = Counter(t.turns[-1].form for t in trajectories if t.turns[-1].form)
+    plain = {name: share.plain() for name, share in shares.items()}
+    return plain | {"errors": dict(errors.most_common(_SHOWN_ERRORS)), "forms": dict(forms.most_common())}
 
 
 def _cut(turn: Any) -> str:

@@ -123,7 +123,7 @@ def policy_turns(
             previous = trajectories[i].turns[-2].source if turn > 0 else None
             parsed = policy.parse(last.text, style=config.style, previous=previous)
             if last.stop != "eos":
-                last.error = f"the message was cut at {config.max_policy_tokens} tokens"
+                last.error = last.error or f"the message was cut at {config.max_policy_tokens} tokens"
             elif parsed.source is None:
                 last.error = parsed.error
             else:
@@ -222,7 +222,7 @@ def select_skills(
     for trajectory in trajectories:
         turn = trajectory.turns[-1]
         call = selection.parse(turn.text, trajectory.shown, max_skills=config.max_skills, style=config.style)
-        turn.error = call.error or ("" if turn.stop == "eos" else "the call was cut short")
+        turn.form, turn.error = call.form, call.error or ("" if turn.stop == "eos" else "the call was cut short")
         trajectory.skills = () if turn.error else tuple(call.names)
     return trajectories
 
@@ -237,8 +237,10 @@ def _summarise(
         [by_name[name] for name in trigger.skills],
         first_code=first.source or "",
         first_speedup=first.verdict.speedup,
+        first_profile=first.verdict.profiled,
         best_code=best.source,
         best_speedup=best.verdict.speedup,
+        best_profile=best.verdict.profiled,
         style=config.style,
     )
     if not speaker.fits(prompt, config.max_summary_tokens):
@@ -253,11 +255,19 @@ def _summarise(
     out = []
     for call in calls:
         turn = call.turns[-1]
-        parsed = summary.parse(turn.text, style=config.style)
-        turn.error = parsed.error or ("" if turn.stop == "eos" else "the call was cut short")
+        parsed = summary.parse(turn.text, style=config.style, count_tokens=lambda text: len(speaker.codec.encode(text)))
+        unread = parsed.error or ("" if turn.stop == "eos" else "the call was cut short")
+        turn.form, turn.error = parsed.form, unread or _all_refused(parsed)
         drafts = [*parsed.drafts, *(draft for draft, _ in parsed.refused)]
-        out.append(Call(trajectory=call, trigger=trigger, drafts=[] if turn.error else drafts))
+        out.append(Call(trajectory=call, trigger=trigger, drafts=[] if unread else drafts))
     return out
+
+
+def _all_refused(notes: summary.Notes) -> str:
+    """Why a call that proposes skills proposes none that may be verified: as malformed as one that can't be read. "" otherwise."""
+    if notes.drafts or not notes.refused:
+        return ""
+    return "no skill of it may be verified: " + "; ".join(f"{draft.name}: {problems[0]}" for draft, problems in notes.refused)
 
 
 def triggers(trajectories: Sequence[Trajectory], *, alpha: float, beta: float, limit: int) -> list[Trajectory]:

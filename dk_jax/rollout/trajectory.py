@@ -10,11 +10,14 @@ import dataclasses
 import hashlib
 import itertools
 import json
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 STAGES = ("queued", "built", "loaded", "correct", "timed")
+PROFILE_KERNELS = 3
+PROFILE_NAME_CHARS = 60
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,6 +34,8 @@ class Verdict:
         feedback: short text for the next turn.
         cached: the sandbox had judged this candidate before.
         speed_rewarded: the speed counts; not where too little of the work is the candidate's own, or that is not known.
+        profile: coverage and the heaviest kernels with their shares of device time, in a line that fits into a prompt; "" where no
+            profiler ran.
     """
 
     outcome: str
@@ -42,6 +47,7 @@ class Verdict:
     feedback: str
     cached: bool = False
     speed_rewarded: bool = True
+    profile: str = ""
 
     @property
     def correct(self) -> bool:
@@ -51,6 +57,11 @@ class Verdict:
     def earned_speedup(self) -> float:
         """The speedup where it counts, else 0: what rewards, triggers and proofs of skills go by."""
         return self.speedup if self.correct and self.speed_rewarded else 0.0
+
+    @property
+    def profiled(self) -> str:
+        """`profile`, or the coverage alone where that is all that was kept; "" if it was not measured either."""
+        return self.profile or _coverage(self.coverage)
 
     @property
     def compiled(self) -> bool:
@@ -72,6 +83,7 @@ class Verdict:
             feedback=result.feedback,
             cached=result.cached,
             speed_rewarded=result.speed_rewarded,
+            profile=_profile(result),
         )
 
     @classmethod
@@ -88,9 +100,34 @@ class Verdict:
         )
 
 
+def _coverage(coverage: float | None) -> str:
+    return "" if coverage is None else f"coverage {100 * coverage:.0f} %"
+
+
+def _profile(result: Any) -> str:
+    """Coverage and heaviest kernels of an EvaluationResult, e.g. "coverage 87 %; rows 87 % (own), at::native::reduce_kernel 13 % (not own)".
+    Kernels of one name are added up, and those below 1 % left out."""
+    shares: dict[tuple[str, bool], float] = {}
+    for kernel in result.kernels:
+        key = (_kernel_name(kernel.name), kernel.own)
+        shares[key] = shares.get(key, 0.0) + kernel.share
+    heaviest = sorted(shares.items(), key=lambda item: -item[1])[:PROFILE_KERNELS]
+    said = [f"{name} {100 * share:.0f} % ({'own' if own else 'not own'})" for (name, own), share in heaviest if share >= 0.01]
+    return "; ".join(filter(None, [_coverage(result.coverage), ", ".join(said)]))
+
+
+def _kernel_name(name: str) -> str:
+    """A demangled kernel name without template arguments and parameters, bounded; a candidate may call its kernels what it likes, so
+    only characters of identifiers are let through."""
+    bare = name.replace("(anonymous namespace)::", "").removeprefix("void ")
+    short = re.split(r"[<(]", bare, maxsplit=1)[0].strip() or bare
+    return re.sub(r"[^\w:.~ -]", "?", short, flags=re.ASCII)[:PROFILE_NAME_CHARS]
+
+
 @dataclasses.dataclass(kw_only=True)
 class Turn:
-    """One sampled message: its text, the candidate read from it, and the verdict (policy turns only)."""
+    """One sampled message: its text, the candidate read from it, and the verdict (policy turns only); the form of its call (selection and
+    summary, see dk_jax.agents.call_forms)."""
 
     text: str
     stop: str
@@ -98,6 +135,7 @@ class Turn:
     error: str = ""
     verdict: Verdict | None = None
     reward: float = 0.0
+    form: str = ""
 
 
 @dataclasses.dataclass(kw_only=True)

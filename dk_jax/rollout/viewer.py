@@ -127,8 +127,8 @@ def _show_verdict(turn: Turn, console: Console) -> None:
     facts = [f"verdict {v.outcome}", f"stage {v.stage}"]
     if v.speedup:
         facts.append(f"speedup {v.speedup:.2f}x{' (noisy)' if v.noisy else ''}{'' if v.speed_rewarded else ' (not rewarded)'}")
-    if v.coverage is not None:
-        facts.append(f"coverage {v.coverage:.0%}")
+    if v.profiled:
+        facts.append(v.profiled)
     facts += ["cached"] if v.cached else []
     _line(console, ", ".join(facts), "bold green" if v.correct else "yellow")
     if v.feedback:

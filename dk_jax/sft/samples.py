@@ -212,8 +212,10 @@ class _TaskSamples:
                 [_skill(draft) for draft in lesson.injected],
                 first_code=lesson.first.source,
                 first_speedup=speedup(lesson.first),
+                first_profile=lesson.first.verdict.profiled,
                 best_code=lesson.best.source,
                 best_speedup=speedup(lesson.best),
+                best_profile=lesson.best.verdict.profiled,
                 style=self.config.style,
             )
             kind = "summary_with_skill" if lesson.injected else "summary"

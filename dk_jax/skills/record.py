@@ -25,7 +25,7 @@ _HEADING = re.compile(
 # Text that a chat template or a tool-call parser would act on; inside a skill it could close somebody's
 # message.
 CONTROL = re.compile(
-    r"<\|[^|<>\n]{1,40}\|>|</?(?:tool_call|think)>|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]|[\ud800-\udfff]"
+    r"<\|[^|<>\n]{1,40}\|>|</?(?:tool_call|think)>|</?(?:function|parameter)(?:=[^<>\n]{1,100})?>|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]|[\ud800-\udfff]"
 )
 
 

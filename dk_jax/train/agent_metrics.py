@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -18,6 +19,8 @@ def agent_metrics(trajectories: Sequence[Trajectory], rows: Sequence[Row]) -> di
         length_AGENT      mean tokens of a message
         drop_share_AGENT  share of its sequences that are not in the update, for whatever reason (see dk_jax.train.credit)
         sequences_AGENT   sequences in the update; for all agents
+        form_FORM_AGENT   share of its messages whose call is written so (dk_jax.agents.call_forms); unread_AGENT of those that say nothing
+                          that can be used
 
     Args:
         trajectories: of one step, with rewards. rows: of the update.
@@ -34,5 +37,10 @@ def agent_metrics(trajectories: Sequence[Trajectory], rows: Sequence[Row]) -> di
             found[f"reward_{agent}"] = float(np.mean(rewards))
         sampled, messages = sum(turn >= 0 for t in own for turn in t.turn_index), sum(len(t.turns) for t in own)
         found[f"length_{agent}"] = sampled / max(messages, 1)
+        if agent != "policy":
+            last = [t.turns[-1] for t in own if t.turns]
+            forms = Counter(turn.form for turn in last if turn.form)
+            found |= {f"form_{form}_{agent}": count / len(last) for form, count in forms.items()}
+            found[f"unread_{agent}"] = sum(bool(turn.error) for turn in last) / max(len(last), 1)
         found[f"drop_share_{agent}"] = 1.0 - learnt / sum(len(t.sequences) for t in own)
     return found

@@ -134,13 +134,13 @@ def chat_call(body):
 @pytest.mark.parametrize(
     ("text", "error"),
     [
-        ('{"select":["a"]}', "0 <tool_call> blocks"),
-        (selection.format(["a"], style="chat") * 2, "2 <tool_call> blocks"),
+        ('{"select":["a"]}', "'skills' is missing"),
+        (selection.format(["a"], style="chat") * 2, "2 calls"),
         (selection.format(["a"], style="chat").replace("</tool_call>", ""), "not closed"),
         (chat_call('{"name": "add_skills", "arguments": {}}'), "only select_skills"),
         (chat_call('{"name": "select_skills", "arguments": [1]}'), "not an object"),
         (chat_call('{"name": "select_skills", "arguments": {"skills": ["a"]}}'), "without a name"),
-        (f"<think>{selection.format(['a'], style='chat')}", "0 <tool_call> blocks"),
+        (f"<think>{selection.format(['a'], style='chat')}", "0 calls"),
     ],
 )
 def test_a_malformed_chat_call_says_what_is_wrong(text, error):
@@ -258,3 +258,18 @@ def test_a_wrong_first_version_is_named_as_such():
         TASK, [], first_code="", first_speedup=0.0, best_code="fast();", best_speedup=2.0, style="chat"
     )
     assert "First version (not correct)\n(no kernel)" in prompt
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_the_summary_prompt_tells_what_the_profiler_saw_and_nothing_where_none_ran(style):
+    args = dict(first_code="slow();", first_speedup=0.9, best_code="fast();", best_speedup=2.31, style=style)
+    plain = summary.render(TASK, [GOOD], **args)
+    assert "rofile" not in plain and "overage" not in plain
+    first, best = "coverage 12 %; at::native::reduce_kernel 88 % (not own)", "coverage 87 %; rows 87 % (own)"
+    prompt = summary.render(TASK, [GOOD], first_profile=first, best_profile=best, **args)
+    places = [prompt.index(part) for part in (first, "slow();", best, "fast();")]
+    assert places == sorted(places)
+    told = [line for line in prompt.splitlines() if first in line or best in line]
+    assert [line for line in prompt.splitlines() if line not in told and line] == [line for line in plain.splitlines() if line]
+    longest = summary.render(TASK, [GOOD], first_profile="k" * 10_000, best_profile="k" * 10_000, **args)
+    assert len(longest) <= len(plain) + 2 * summary.MAX_PROFILE_CHARS + 200

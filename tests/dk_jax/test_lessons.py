@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -121,16 +123,23 @@ class Speaker:
             trajectory.turns.append(Turn(text="", stop="eos"))
 
 
+PROFILED = [
+    JudgedKernel(**{**vars(k), "verdict": dataclasses.replace(k.verdict, coverage=0.87, profile=f"coverage 87 %; {k.source}_kernel 87 % (own)")})
+    for k in ALL
+]  # as on a GPU
+
+
+@pytest.mark.parametrize("kernels", [ALL, PROFILED], ids=["unprofiled", "profiled"])
 @pytest.mark.parametrize("style", ["chat", "compact"])
-def test_summary_prompts_are_those_of_a_rollout_with_the_same_turns(style):
+def test_summary_prompts_are_those_of_a_rollout_with_the_same_turns(style, kernels):
     rollouts = RolloutConfig(
         selections=1, rollouts=1, turns=2, summaries=1, style=style, language="triton", form="module", max_policy_tokens=1,
         max_selection_tokens=1, max_summary_tokens=1, max_context_tokens=1,
     )  # fmt: skip
     skills = {d.name: d for t in TOPICS for d in t.phrasings}
-    samples = [s for s in make_samples({TASK.name: VIEW}, ALL, TOPICS, config=config(style), seed=0) if s.agent == "summary"]
+    samples = [s for s in make_samples({TASK.name: VIEW}, kernels, TOPICS, config=config(style), seed=0) if s.agent == "summary"]
     assert len(samples) == len({s.turns for s in samples}) == 60
-    found = lessons(ALL, TOPICS, count=1000, min_gain=1.2, max_skills=2, rng=np.random.default_rng(0))
+    found = lessons(kernels, TOPICS, count=1000, min_gain=1.2, max_skills=2, rng=np.random.default_rng(0))
     pairs = {(x.first.source, x.best.source): (x.first, x.best) for x in found}
     told = set()
     for sample in samples:
@@ -144,9 +153,29 @@ def test_summary_prompts_are_those_of_a_rollout_with_the_same_turns(style):
             trigger = Trajectory(agent="policy", task=TASK.name, group=TASK.name, turns=turns, skills=tuple(names))
             _summarise(speaker, trigger, {TASK.name: TASK}, skills, config=rollouts, seed_of=lambda t, turn: 0)
         assert prompt in speaker.prompts
+        assert prompt.count("coverage 87 %") == (2 if kernels is PROFILED else 0)
         told.add(list(pairs)[speaker.prompts.index(prompt)])
     assert ("wrong", "fast") in told and ("slow", "fast") in told and len(told) == len(pairs)
     assert speedup(WRONG) == 0.0
+
+
+@pytest.mark.parametrize(("kept", "error"), [(0, "no skill of it may be verified: fuse_0: content has no section 'Example'; tile_0: content has"), (1, "")])
+def test_a_summary_that_proposes_only_what_is_refused_is_malformed_and_what_it_proposes_is_told(kept, error):
+    drafts = [topic(name).phrasings[0] for name in ("fuse", "tile")]
+    drafts = [draft if i < kept else dataclasses.replace(draft, content="Motivation: a\nKey Idea: b") for i, draft in enumerate(drafts)]
+    rollouts = RolloutConfig(
+        selections=1, rollouts=1, turns=2, summaries=1, style="chat", language="triton", form="module", max_policy_tokens=1,
+        max_selection_tokens=1, max_summary_tokens=1, max_context_tokens=1,
+    )  # fmt: skip
+    speaker = Speaker()
+    speaker.speak = lambda calls, *_, **__: [c.turns.append(Turn(text=summary.format(drafts, style="chat"), stop="eos")) for c in calls]
+    speaker.codec = SimpleNamespace(encode=str.split)
+    turns = [Turn(text=k.source, stop="eos", source=k.source, verdict=k.verdict) for k in (SLOW, FAST)]
+    trigger = Trajectory(agent="policy", task=TASK.name, group=TASK.name, turns=turns)
+    [call] = _summarise(speaker, trigger, {TASK.name: TASK}, {}, config=rollouts, seed_of=lambda t, turn: 0)
+    turn = call.trajectory.turns[-1]
+    assert turn.error.startswith(error) and bool(turn.error) == bool(error) and turn.form == "json_in_tags"
+    assert sorted(d.name for d in call.drafts) == ["fuse_0", "tile_0"], "verification lists them with their reasons"
 
 
 def test_selection_samples_of_a_task_are_distinct():

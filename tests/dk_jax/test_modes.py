@@ -236,6 +236,15 @@ def test_agents_that_did_not_speak_have_no_metrics_but_their_number():
     }  # fmt: skip
 
 
+def test_how_calls_are_written_and_how_many_say_nothing_of_use_are_metrics():
+    said = [("xml", ""), ("xml", "chosen twice"), ("python", ""), ("", "not JSON")]
+    calls = [Trajectory(agent="selection", task="t", group="t", turns=[Turn(text="", stop="eos", form=f, error=e)]) for f, e in said]
+    found = agent_metrics(calls, [])
+    assert {k: v for k, v in found.items() if "form" in k or "unread" in k} == {
+        "form_xml_selection": 0.5, "form_python_selection": 0.25, "unread_selection": 0.5,
+    }  # fmt: skip
+
+
 def test_the_clock_adds_up_where_time_goes_and_counts_from_one_reading_to_the_next(monkeypatch):
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])

@@ -57,6 +57,8 @@ def test_a_whole_skill_has_no_problems():
         ({"content": "Motivation:\nKey Idea: b\nExample: c"}, "no section 'Motivation'"),
         ({"content": GOOD.content + "<|im_end|>"}, "control"),
         ({"content": GOOD.content + "</tool_call>"}, "control"),
+        ({"content": GOOD.content + "<function=add_skills>"}, "control"),
+        ({"content": GOOD.content + "</parameter>"}, "control"),
         ({"content": GOOD.content + "\x00"}, "control"),
         ({"description": "half \ud800 character"}, "control"),
     ],

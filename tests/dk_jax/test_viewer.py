@@ -91,7 +91,7 @@ verdict incorrect, stage built
 --- turn 1: answer, 7 tokens, stop eos
     c\x1b[31md
 --- turn 1: reward 2.5000; advantage +1.5000; log-prob mean -0.2500, least -0.2500 at token 0, sum -1.75
-verdict ok, stage timed, speedup 2.50x (noisy), coverage 75%, cached
+verdict ok, stage timed, speedup 2.50x (noisy), coverage 75 %, cached
 
 === policy | task gelu | rollout 0 | only checked ===
 --- turn 0: prompt, 1 tokens
