@@ -159,7 +159,7 @@ def test_summary_prompts_are_those_of_a_rollout_with_the_same_turns(style, kerne
     assert speedup(WRONG) == 0.0
 
 
-@pytest.mark.parametrize(("kept", "error"), [(0, "no skill of it may be verified: fuse_0: content has no section 'Example'; tile_0: content has"), (1, "")])
+@pytest.mark.parametrize(("kept", "error"), [(0, "no skill of it may be verified: fuse_0: content has no section 'Example'; "), (1, "")])
 def test_a_summary_that_proposes_only_what_is_refused_is_malformed_and_what_it_proposes_is_told(kept, error):
     drafts = [topic(name).phrasings[0] for name in ("fuse", "tile")]
     drafts = [draft if i < kept else dataclasses.replace(draft, content="Motivation: a\nKey Idea: b") for i, draft in enumerate(drafts)]
