@@ -20,7 +20,6 @@ from jaxtyping import Float
 
 THRESHOLDS = (0.0, 1.0, 1.2, 1.5, 2.0)
 RESAMPLES = 2000
-_Z = 1.959964
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -74,11 +73,6 @@ class Scores:
     compiled: Value
     geomean: Value
     mean: Value
-
-
-def spread_of(low: float, high: float) -> float:
-    """Standard deviation of a log-speedup whose 95 % interval is (low, high); 0 where there is none."""
-    return (math.log(high) - math.log(low)) / (2 * _Z) if 0 < low < high else 0.0
 
 
 def score(measured: Sequence[Measured], *, seed: int = 0, resamples: int = RESAMPLES) -> Scores:

@@ -10,6 +10,7 @@ import dataclasses
 import hashlib
 import itertools
 import json
+import math
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -36,6 +37,9 @@ class Verdict:
         speed_rewarded: the speed counts; not where too little of the work is the candidate's own, or that is not known.
         profile: coverage and the heaviest kernels with their shares of device time, in a line that fits into a prompt; "" where no
             profiler ran.
+        speedups: over each baseline that was timed, "eager" among them, credited as `speedup` is; {} when not correct or not timed.
+        spread: standard deviation of the logarithm of `speedup` by its interval; 0 where that is not known or holds 1.
+        findings: names of the integrity rules that fired.
     """
 
     outcome: str
@@ -48,6 +52,12 @@ class Verdict:
     cached: bool = False
     speed_rewarded: bool = True
     profile: str = ""
+    speedups: dict[str, float] = dataclasses.field(default_factory=dict)
+    spread: float = 0.0
+    findings: tuple[str, ...] = ()
+
+    def __post_init__(self):
+        object.__setattr__(self, "findings", tuple(self.findings))  # from JSON it is a list
 
     @property
     def correct(self) -> bool:
@@ -84,6 +94,9 @@ class Verdict:
             cached=result.cached,
             speed_rewarded=result.speed_rewarded,
             profile=_profile(result),
+            speedups=_speedups(result.timing) if ok and result.timing is not None else {},
+            spread=_spread(result.timing) if ok and result.timing is not None else 0.0,
+            findings=tuple(finding.rule for finding in result.integrity),
         )
 
     @classmethod
@@ -98,6 +111,19 @@ class Verdict:
             coverage=None,
             feedback=f"no kernel found: {reason}",
         )
+
+
+def _speedups(timing: Any) -> dict[str, float]:
+    found = {"eager": timing.credited} | {name: timing.credited_against(name) for name in timing.baselines}
+    return {name: float(speedup) for name, speedup in found.items() if speedup is not None}
+
+
+def _spread(timing: Any) -> float:
+    """Of a Timing; its interval is one of 95 %."""
+    low, high = timing.speedup_low, timing.speedup_high
+    if low is None or high is None or not 0 < low < high or low <= 1.0 <= high:
+        return 0.0
+    return (math.log(high) - math.log(low)) / (2 * 1.959964)
 
 
 def _coverage(coverage: float | None) -> str:

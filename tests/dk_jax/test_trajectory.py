@@ -1,6 +1,8 @@
 """Trajectories keep tokens, turns and verdicts together, and survive the way to a file and back unchanged."""
 
+import dataclasses
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +19,7 @@ from dk_jax.rollout.trajectory import (
     load_trajectories,
     save_trajectories,
 )
-from sandbox.protocol import EvaluationResult, KernelTime, Reward, Span, Timing
+from sandbox.protocol import EvaluationResult, Finding, KernelTime, Reward, Span, Timing
 
 
 def verdict(outcome: str = "ok", *, stage: str = "timed", speedup: float = 0.0) -> Verdict:
@@ -56,9 +58,30 @@ def test_a_correct_result_keeps_its_speed_and_reward():
     found = Verdict.from_result(result)
     assert found == Verdict(
         outcome="ok", stage="timed", reward=1.75, speedup=2.5, noisy=True, coverage=0.5, feedback="fine",
-        cached=True, profile="coverage 50 %",
+        cached=True, profile="coverage 50 %", speedups={"eager": 2.5},
     )  # fmt: skip
     assert found.correct and found.compiled
+
+
+def test_speedups_are_credited_against_each_baseline_and_their_spread_is_the_intervals():
+    span = lambda ms: Span(median_ms=ms, low_ms=0.99 * ms, high_ms=1.01 * ms, samples=9)  # noqa: E731
+    timed = Timing(
+        candidate=span(1.0), baselines={"eager": span(2.0), "torch.compile": span(1.01)}, speedup=2.0, speedup_low=1.8, speedup_high=2.2,
+        noisy=False, bound_by="span",
+    )  # fmt: skip
+    found = Verdict.from_result(EvaluationResult(id="1", state="done", outcome="ok", stage="timed", timing=timed))
+    assert found.speedups == {"eager": 2.0, "torch.compile": 1.0}, "an interval that holds 1 is credited as 1"
+    assert found.spread == pytest.approx((math.log(2.2) - math.log(1.8)) / 3.92, rel=1e-3)
+    unclear = timed.model_copy(update=dict(speedup=1.1, speedup_low=0.9, speedup_high=1.3))
+    found = Verdict.from_result(EvaluationResult(id="1", state="done", outcome="ok", stage="timed", timing=unclear))
+    assert found.speedups["eager"] == 1.0 and found.spread == 0.0
+
+
+def test_integrity_rules_that_fired_are_kept_through_json():
+    result = EvaluationResult(id="1", state="done", outcome="integrity", stage="timed", integrity=[Finding(rule="cached_output", evidence="x")])
+    found = Verdict.from_result(result)
+    assert found.findings == ("cached_output",) and found.speedups == {}
+    assert Verdict(**json.loads(json.dumps(dataclasses.asdict(found)))) == found
 
 
 def profile_of(*kernels: tuple[str, float, bool], coverage: float | None = None, **fields) -> str:
