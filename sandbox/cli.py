@@ -1,5 +1,5 @@
-"""Command line: `serve` runs a server, `top` watches one, `bench` measures one, `eval` judges one file, `gateway` serves KernelGYM's
-clients, `doctor` reports on this machine."""
+"""Command line: `serve` runs a server, `top` watches one, `bench` measures one, `eval` judges one file, `verify` decides between two lots
+of files, `gateway` serves KernelGYM's clients, `doctor` reports on this machine."""
 
 from __future__ import annotations
 
@@ -21,10 +21,12 @@ from pydantic import ValidationError
 from sandbox.client import SandboxBusy, SandboxClient, SandboxRejected, SandboxUnavailable
 from sandbox.jail.plan import LEVELS
 from sandbox.logs import LOG_FORMATS, configure
-from sandbox.protocol import Candidate, EvaluationResult, Options, TaskSpec
+from sandbox.protocol import RULE_KINDS, Candidate, EvaluationResult, Options, TaskSpec, VerificationRequest, VerificationResult
 from sandbox.verdict.timing import MOST_UNREST
 
 START_S = 120.0
+RULE_NUMBERS = {"alpha": float, "min_ratio": float, "min_absolute": float, "bar": float, "fail_speedup": float, "statistic": str}
+"""Fields of a rule that `verify` has options for."""
 
 
 class UsageError(RuntimeError):
@@ -104,6 +106,23 @@ def _parser() -> argparse.ArgumentParser:
     evaluate.add_argument("--json", action="store_true", help="print the result model alone")
     _server_arguments(evaluate)
     evaluate.set_defaults(run=_eval)
+
+    verify = commands.add_parser("verify", help="decide whether treated candidate files are better than control ones, in pairs")
+    verify.add_argument("--task", required=True, type=Path, help="Python file with Model, get_inputs, get_init_inputs")
+    for side in ("control", "treated"):
+        verify.add_argument(f"--{side}", required=True, type=Path, nargs="+", metavar="FILE", help="candidates, in the order of their pairs")
+    verify.add_argument("--language", choices=["triton", "cuda", "cpp"], help="default: by each file's ending and text")
+    verify.add_argument("--form", choices=["module", "kernel"], help="default: kernel for .cpp and .cc, else module")
+    verify.add_argument("--entry-point", default="ModelNew")
+    verify.add_argument("--dtype", default="float32", choices=["float32", "float16", "bfloat16"])
+    verify.add_argument("--timing", default="full", choices=["quick", "full"])
+    verify.add_argument("--rule", default="sequential", choices=RULE_KINDS, help="default: %(default)s, with one look at all pairs")
+    for name, kind in RULE_NUMBERS.items():
+        verify.add_argument(f"--{name.replace('_', '-')}", type=kind, help="of the rule (default: its own)")
+    verify.add_argument("--socket", type=Path, help="use the server on this socket instead of a private one")
+    verify.add_argument("--json", action="store_true", help="print the result model alone")
+    _server_arguments(verify)
+    verify.set_defaults(run=_verify)
 
     gateway = commands.add_parser("gateway", help="KernelGYM's HTTP API over TCP in front of a running server")
     gateway.add_argument("--socket", required=True, type=Path, help="of the server")
@@ -261,7 +280,7 @@ def _doctor(_: argparse.Namespace) -> int:
 
 def _eval(arguments: argparse.Namespace) -> int:
     task_text, source = _read(arguments.task), _read(arguments.candidate)
-    language, form = _kind(arguments, source)
+    language, form = _kind(arguments, arguments.candidate, source)
     device = arguments.device if arguments.device not in (None, "auto") else _default_device(language)
     try:
         task = TaskSpec(reference=task_text, name=arguments.task.stem, device=device, dtype=arguments.dtype)
@@ -273,8 +292,7 @@ def _eval(arguments: argparse.Namespace) -> int:
             profile=arguments.profile or device != "cpu",
         )
     except ValidationError as error:
-        first = error.errors()[0]
-        raise UsageError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+        raise _usage(error) from error
     with (
         _server(arguments, device, workers=1) as socket_path,
         SandboxClient(socket_path, retry_for_s=START_S) as sandbox,
@@ -284,6 +302,37 @@ def _eval(arguments: argparse.Namespace) -> int:
         [result] = sandbox.evaluate(task, [candidate], options)
     print(result.model_dump_json(indent=2) if arguments.json else readable(result, arguments))
     return 0 if result.outcome != "infra_error" else 3
+
+
+def _verify(arguments: argparse.Namespace) -> int:
+    candidates = {}
+    for side in ("control", "treated"):
+        candidates[side] = []
+        for path in getattr(arguments, side):
+            source = _read(path)
+            language, form = _kind(arguments, path, source)
+            candidates[side].append({"source": source, "language": language, "form": form, "entry_point": arguments.entry_point})
+    device = arguments.device if arguments.device not in (None, "auto") else _default_device(candidates["control"][0]["language"])
+    task = {"reference": _read(arguments.task), "name": arguments.task.stem, "device": device, "dtype": arguments.dtype}
+    given = {name: value for name in RULE_NUMBERS if (value := getattr(arguments, name)) is not None}
+    try:
+        request = VerificationRequest.model_validate({
+            "arms": [{"task": task, **candidates}], "rule": {"kind": arguments.rule, **given},
+            "options": {"timing": arguments.timing, "profile": device != "cpu"},
+        })  # fmt: skip
+    except ValidationError as error:
+        raise _usage(error) from error
+    with _server(arguments, device, workers=1) as path, SandboxClient(path, retry_for_s=START_S) as sandbox:
+        if arguments.socket is not None and arguments.isolation is not None:
+            _check_level(sandbox.health().level, arguments)
+        result = sandbox.verify(request.arms, request.options, rule=request.rule)
+    print(result.model_dump_json(indent=2) if arguments.json else readable_decision(result))
+    return 0 if result.decision.status != "continue" else 3
+
+
+def _usage(error: ValidationError) -> UsageError:
+    first = error.errors()[0]
+    return UsageError(f"{'.'.join(str(part) for part in first['loc'] if part not in RULE_KINDS)}: {first['msg']}")
 
 
 def _check_level(level: str, arguments: argparse.Namespace) -> None:
@@ -301,8 +350,8 @@ def _read(path: Path) -> str:
         raise UsageError(f"cannot read {path}: {error}") from error
 
 
-def _kind(arguments: argparse.Namespace, source: str) -> tuple[str, str]:
-    bare = arguments.candidate.suffix in (".cpp", ".cc", ".cxx", ".c")
+def _kind(arguments: argparse.Namespace, path: Path, source: str) -> tuple[str, str]:
+    bare = path.suffix in (".cpp", ".cc", ".cxx", ".c")
     form = arguments.form or ("kernel" if bare else "module")
     if arguments.language:
         return arguments.language, form
@@ -417,4 +466,16 @@ def readable(result: EvaluationResult, arguments: argparse.Namespace) -> str:
         "  stages    " + ", ".join(f"{name} {seconds:.2f} s" for name, seconds in result.stage_s.items())
     )
     lines += ["  feedback:", *(f"    {line}" for line in result.feedback.splitlines())]
+    return "\n".join(lines)
+
+
+def readable_decision(result: VerificationResult) -> str:
+    """A verification of one arm for people."""
+    decision, [arm] = result.decision, result.arms
+    interval = "" if decision.low is None else f", 95% [{decision.low:.2f}, {decision.high:.2f}]"
+    p = "" if decision.p is None else f", p = {decision.p:.3g} (allowed {decision.spent:.3g})"
+    lines = [f"{decision.status.upper()}: {decision.reason}", f"  effect    {decision.effect:.2f}x over {decision.n} pairs{interval}{p}"]
+    for number, (control, treated) in enumerate(zip(arm.control, arm.treated, strict=True)):
+        sides = (f"{one.speedup:.2f}x" if one.earned_speedup else f"{one.outcome}, no speed" for one in (control, treated))
+        lines.append(f"  pair {number + 1:<4} control {next(sides)}, treated {next(sides)}")
     return "\n".join(lines)

@@ -43,6 +43,8 @@ from sandbox.protocol import (
     EvaluationResult,
     Health,
     Options,
+    PairedSpeedups,
+    RuleSpec,
     StageEvent,
     TaskSpec,
     VerificationResult,
@@ -163,10 +165,19 @@ class SandboxClient:
         return self._run(self._conversation.evaluate(task, candidates, options, client_key, on_result, priority))
 
     def verify(
-        self, arms: Sequence[VerificationTask], options: Options | None = None, client_key: str | None = None
+        self,
+        arms: Sequence[VerificationTask],
+        options: Options | None = None,
+        client_key: str | None = None,
+        rule: RuleSpec | None = None,
+        earlier: Sequence[Sequence[PairedSpeedups]] = (),
     ) -> VerificationResult:
-        """Judges control and treated candidates interleaved and waits for all."""
-        return self._run(self._conversation.verify(arms, options, client_key))
+        """Judges control and treated candidates interleaved and waits for all.
+
+        With a `rule` the answer has its `decision` and the `samples` that it rests on. While that says "continue" a test goes on: new
+        candidates for the same arms, the same rule, and as `earlier` the answer's samples.
+        """
+        return self._run(self._conversation.verify(arms, options, client_key, rule, earlier))
 
     def admission(self, task: TaskSpec) -> str:
         """Why the task must not be trained on (a trivial answer would pass, no `Model`, ...); "" when it
@@ -270,9 +281,14 @@ class AsyncSandboxClient:
         return await self._run(self._conversation.evaluate(task, candidates, options, client_key, on_result, priority))
 
     async def verify(
-        self, arms: Sequence[VerificationTask], options: Options | None = None, client_key: str | None = None
+        self,
+        arms: Sequence[VerificationTask],
+        options: Options | None = None,
+        client_key: str | None = None,
+        rule: RuleSpec | None = None,
+        earlier: Sequence[Sequence[PairedSpeedups]] = (),
     ) -> VerificationResult:
-        return await self._run(self._conversation.verify(arms, options, client_key))
+        return await self._run(self._conversation.verify(arms, options, client_key, rule, earlier))
 
     async def admission(self, task: TaskSpec) -> str:
         return await self._run(self._conversation.admission(task))

@@ -26,6 +26,8 @@ from sandbox.protocol import (
     EvaluationResults,
     EvaluationsAccepted,
     Options,
+    PairedSpeedups,
+    RuleSpec,
     TaskSpec,
     VerificationAccepted,
     VerificationRequest,
@@ -130,8 +132,9 @@ class Conversation:
         response = yield from self.request(Call("GET", path, params=params, read_s=read_s + self.timeout_s))
         return model.model_validate_json(response.content)
 
-    def post(self, path: str, body: BaseModel, model: type[T]) -> Steps[T]:
-        call = Call("POST", path, body=body.model_dump_json(), read_s=self.timeout_s)
+    def post(self, path: str, body: BaseModel, model: type[T], without: set[str] | None = None) -> Steps[T]:
+        """`without`: fields that are not sent, which a server of before they came would refuse."""
+        call = Call("POST", path, body=body.model_dump_json(exclude=without), read_s=self.timeout_s)
         response = yield from self.request(call)
         return model.model_validate_json(response.content)
 
@@ -219,12 +222,20 @@ class Conversation:
         return fresh_ids
 
     def verify(
-        self, arms: Sequence[VerificationTask], options: Options | None, client_key: str | None
+        self,
+        arms: Sequence[VerificationTask],
+        options: Options | None,
+        client_key: str | None,
+        rule: RuleSpec | None,
+        earlier: Sequence[Sequence[PairedSpeedups]],
     ) -> Steps[VerificationResult]:
         request = VerificationRequest(
-            client_key=client_key or uuid.uuid4().hex, client=self.name, arms=list(arms), options=options or Options()
+            client_key=client_key or uuid.uuid4().hex, client=self.name, arms=list(arms), options=options or Options(),
+            rule=rule, earlier=[list(look) for look in earlier],
+        )  # fmt: skip
+        accepted = yield from self.post(
+            "/v1/verifications", request, VerificationAccepted, without=None if rule or earlier else {"rule", "earlier"}
         )
-        accepted = yield from self.post("/v1/verifications", request, VerificationAccepted)
         while True:
             path = f"/v1/verifications/{accepted.id}"
             try:
@@ -234,7 +245,9 @@ class Conversation:
             except SandboxRejected as error:
                 if error.status != 404 or self.retry_for_s <= 0:
                     raise
-                accepted = yield from self.post("/v1/verifications", request, VerificationAccepted)
+                accepted = yield from self.post(
+            "/v1/verifications", request, VerificationAccepted, without=None if rule or earlier else {"rule", "earlier"}
+        )
                 continue
             if result.state == "done":
                 return result

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Any
 
-from sandbox.protocol import EvaluationResult, VerificationArm, VerificationResult
+from sandbox.protocol import ArmSamples, EvaluationResult, VerificationArm, VerificationDecision, VerificationResult
 from sandbox.records import KeyConflict, Record, UnknownId
+from sandbox.verification import Asked
 
 CACHED_VERDICTS = 20_000
 KEPT_RECORDS = 50_000
@@ -23,7 +24,8 @@ class Ledger:
         self._records: OrderedDict[str, Record] = OrderedDict()
         self._verdicts: OrderedDict[str, EvaluationResult] = OrderedDict()
         self._keys: OrderedDict[str, tuple[str, Any]] = OrderedDict()
-        self._verifications: OrderedDict[str, Arms] = OrderedDict()
+        self._verifications: OrderedDict[str, tuple[Arms, Asked | None]] = OrderedDict()
+        self._decisions: OrderedDict[str, tuple[VerificationDecision, list[list[ArmSamples]]]] = OrderedDict()
 
     def add(self, record: Record) -> None:
         """Keeps a new evaluation; forgets the oldest that is done."""
@@ -49,26 +51,40 @@ class Ledger:
         """Evaluations whose results nobody has been given, be they done or not."""
         return [record for record in self._records.values() if not record.fetched]
 
-    def add_verification(self, verification_id: str, arms: Arms) -> None:
-        self._verifications[verification_id] = arms
+    def add_verification(self, verification_id: str, arms: Arms, asked: Asked | None = None) -> None:
+        """Keeps a new verification, and what is to be decided about it."""
+        self._verifications[verification_id] = arms, asked
         _bound(self._verifications, KEPT_KEYS)
 
     def arms(self, verification_id: str) -> Arms:
         """Raises UnknownId."""
-        arms = self._verifications.get(verification_id)
-        if arms is None:
-            raise UnknownId(verification_id)
-        return arms
+        return self._verification(verification_id)[0]
 
     def verification(self, verification_id: str) -> VerificationResult:
-        """All results of a verification as they are now. Raises UnknownId."""
+        """All results of a verification as they are now, with its decision if `keep_decision` has had it. Raises UnknownId."""
         arms = [
             VerificationArm(control=[self.record(one).result for one in control], treated=[self.record(one).result for one in treated])
             for control, treated in self.arms(verification_id)
         ]
         states = {result.state for arm in arms for result in (*arm.control, *arm.treated)}
         state = "done" if states == {"done"} else "queued" if states == {"queued"} else "running"
-        return VerificationResult(id=verification_id, state=state, arms=arms)
+        decision, samples = self._decisions.get(verification_id, (None, []))
+        return VerificationResult(id=verification_id, state=state, arms=arms, decision=decision, samples=samples)
+
+    def undecided(self, verification_id: str) -> Asked | None:
+        """What is still to be decided about a verification, None if nothing is. Raises UnknownId."""
+        return None if verification_id in self._decisions else self._verification(verification_id)[1]
+
+    def keep_decision(self, result: VerificationResult) -> None:
+        """Keeps the decision on a verification that is done; it does not change any more."""
+        self._decisions[result.id] = result.decision, result.samples
+        _bound(self._decisions, KEPT_KEYS)
+
+    def _verification(self, verification_id: str) -> tuple[Arms, Asked | None]:
+        found = self._verifications.get(verification_id)
+        if found is None:
+            raise UnknownId(verification_id)
+        return found
 
     def answer(self, client_key: str | None, body: str) -> Any:
         """What the request with this key was answered, None if there was none.

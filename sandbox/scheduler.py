@@ -37,6 +37,7 @@ from sandbox.records import (
     digest,
     event,
 )
+from sandbox.verification import Asked, decided
 from sandbox.workers import Gates, LocalOracle, Oracle, Worker, WorkerSettings
 
 log = logging.getLogger("sandbox.scheduler")
@@ -159,7 +160,7 @@ class Scheduler:
                     if number < len(candidates):
                         side.append(self._add(request, arm.task, candidates[number], f"{verification_id}.{place}").id)
             arms.append(ids)
-        self._ledger.add_verification(verification_id, arms)
+        self._ledger.add_verification(verification_id, arms, Asked.of(request))
         self._ledger.remember_answer(request.client_key, body, verification_id)
         self._dispatch()
         return verification_id
@@ -193,12 +194,17 @@ class Scheduler:
         return found
 
     async def wait_verification(self, verification_id: str, wait_s: float) -> VerificationResult:
-        """All results of a verification, waiting up to `wait_s` for the last. Raises UnknownId."""
+        """All results of a verification, waiting up to `wait_s` for the last, and once all are done what its rule decides. Raises
+        UnknownId."""
         arms = self._ledger.arms(verification_id)
         deadline = time.monotonic() + wait_s
         for one in (one for arm in arms for side in arm for one in side):
             await self.wait(one, max(0.0, deadline - time.monotonic()))
-        return self._ledger.verification(verification_id)
+        result = self._ledger.verification(verification_id)
+        if result.state == "done" and (asked := self._ledger.undecided(verification_id)) is not None:
+            result = await asyncio.to_thread(decided, result, asked)
+            self._ledger.keep_decision(result)
+        return result
 
     def listen(self, ids: Sequence[str]) -> tuple[asyncio.Queue, list[Record]]:
         """A queue that gets a StageEvent at every change of the given evaluations. Raises UnknownId."""

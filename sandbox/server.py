@@ -32,6 +32,7 @@ from sandbox.limited_body import LimitedBody
 from sandbox.protocol import (
     MAX_CANDIDATES,
     MAX_SOURCE_BYTES,
+    RULE_KINDS,
     Candidate,
     Capabilities,
     ErrorReply,
@@ -142,18 +143,20 @@ def create_app(settings: Settings, scratch: Path, fleet: Fleet | None = None) ->
 
     @app.post("/v1/verifications", status_code=202)
     async def verify(request: VerificationRequest) -> VerificationAccepted:
-        """Queues paired arms, control and treated taking turns."""
+        """Queues paired arms, control and treated taking turns; with a `rule` the result has its decision."""
         offered = served().capabilities
         for number, arm in enumerate(request.arms):
             _check_task(arm.task, offered, f"arms.{number}.task")
             for side in ("control", "treated"):
                 for index, candidate in enumerate(getattr(arm, side)):
                     _check_candidate(candidate, arm.task, offered, f"arms.{number}.{side}.{index}")
+                    if request.rule is not None:
+                        _check_timed(candidate, arm.task, f"arms.{number}.{side}.{index}")
         return VerificationAccepted(id=scheduler().submit_verification(request))
 
     @app.get("/v1/verifications/{verification_id}")
     async def verification(verification_id: str, wait_s: WaitSeconds = 0.0) -> VerificationResult:
-        """Long-polls all results of a verification."""
+        """Long-polls all results of a verification, and what its rule decides."""
         return await scheduler().wait_verification(verification_id, wait_s)
 
     @app.get("/v1/health")
@@ -350,6 +353,16 @@ def _check_candidate(candidate: Candidate, task: TaskSpec, offered: Capabilities
         )
 
 
+def _check_timed(candidate: Candidate, task: TaskSpec, field: str) -> None:
+    if candidate.language == "triton" and task.device == "cpu":
+        raise _Refused(
+            422,
+            "a rule decides by speeds, and triton is not timed on cpu",
+            f"{field}.language",
+            "use a task on a GPU, or leave `rule` out",
+        )
+
+
 def _handle_errors(app: FastAPI) -> None:
     def too_large(what: str) -> JSONResponse:
         hint = f"at most {MAX_BODY_BYTES} bytes a request: send fewer candidates"
@@ -371,7 +384,8 @@ def _handle_errors(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
         first = error.errors()[0]
-        place = [str(part) for part in first["loc"] if part not in ("body", "query", "path")]
+        # A rule's kind, by which the form of its fields is chosen, is no part of their place.
+        place = [str(part) for part in first["loc"] if part not in ("body", "query", "path", *RULE_KINDS)]
         field = ".".join(place) or "body"
         too_large = first["type"] == "source_too_large" or (
             first["type"] == "too_long" and field.endswith("candidates")

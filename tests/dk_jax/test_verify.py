@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 from types import SimpleNamespace
 
 import pytest
@@ -14,6 +15,18 @@ from dk_jax.rollout.verify import Call, Verifier
 from dk_jax.skills.library import SkillLibrary
 from dk_jax.skills.record import Skill, SkillDraft
 from dk_jax.skills.verification import SequentialTest
+from sandbox.protocol import (
+    Candidate,
+    EvaluationResult,
+    SequentialRuleSpec,
+    TaskSpec,
+    VerificationArm,
+    VerificationRequest,
+    VerificationResult,
+    VerificationTask,
+)
+from sandbox.verification import Asked, decided
+from tests.dk_jax.fake_sandbox import result as timed_result
 
 CONFIG = SimpleNamespace(style="compact", max_policy_tokens=20)
 TASKS = {name: SimpleNamespace(name=name) for name in ("trigger", "sibling")}
@@ -105,6 +118,63 @@ def test_the_rule_is_told_each_pairs_task():
     look = ["trigger", "trigger", "sibling", "sibling"]
     assert rule.asked == [(4, look), (8, look + look)]
     assert proposal.accepted and proposal.decision.n == 8
+
+
+class Sandbox(Judge):
+    """Judges with speeds and failures that depend on chance, and keeps the results of each look."""
+
+    def __init__(self, seed, gain):
+        super().__init__()
+        self.rng, self.gain, self.looks = random.Random(seed), gain, []
+
+    def verify(self, arms, *, phase):
+        self.looks.append([VerificationArm(control=self._side(arm.control), treated=self._side(arm.treated)) for arm in arms])
+        return [tuple([Verdict.from_result(one) for one in side] for side in (arm.control, arm.treated)) for arm in self.looks[-1]]
+
+    def _side(self, sources):
+        return [self._result(self.gain if source == "with" else 1.0) for source in sources]
+
+    def _result(self, gain):
+        if self.rng.random() < 0.2:
+            return EvaluationResult(id="x", state="done", stage="built", outcome="incorrect")
+        found = timed_result(gain * self.rng.lognormvariate(0.0, 0.3))
+        return found.model_copy(update={"speed_rewarded": self.rng.random() > 0.1})
+
+
+def decided_by_the_sandbox(rule, looks):
+    """What the sandbox answers, look by look, to requests that have the same candidates judged."""
+    fields = {f.name: getattr(rule, f.name) for f in dataclasses.fields(SequentialTest)}
+    task, candidate, answers, earlier = TaskSpec(reference=""), Candidate(source="", language="cpp"), [], []
+    for arms in looks:
+        made = [VerificationTask(task=task, control=[candidate] * len(arm.control), treated=[candidate] * len(arm.treated)) for arm in arms]
+        request = VerificationRequest(arms=made, rule=SequentialRuleSpec(**fields), earlier=earlier)
+        answers.append(decided(VerificationResult(id="v", state="done", arms=arms), Asked.of(request)))
+        earlier = answers[-1].samples
+    return [answer.decision for answer in answers]
+
+
+@pytest.mark.parametrize("statistic", ["differences", "ranks"])
+def test_the_sandbox_decides_on_the_same_verdicts_as_the_learner(statistic):
+    class Rule(SequentialTest):
+        said = []
+
+        def decide(self, control, treated, tasks=None):
+            self.said.append(super().decide(control, treated, tasks))
+            return self.said[-1]
+
+    # 16 pairs: beyond those whose signs are enumerated, where the order of the pairs matters.
+    verifier = dataclasses.replace(VERIFIER, rule=Rule(looks=(8, 16), alpha=0.1, bar=0.5, statistic=statistic), pairs_per_look=4)
+    trajectory = Trajectory(agent="summary", task="trigger", group="g", turns=[Turn(text="", stop="eos")])
+    outcomes = set()
+    for seed in range(8):
+        judge, verifier.rule.said[:] = Sandbox(seed, gain=(1.0, 1.6)[seed % 2]), []
+        calls = [Call(trajectory=trajectory, trigger=trajectory, drafts=[draft("rows")])]
+        [proposal] = verifier.verify(Speaker(), judge, calls, TASKS, [], config=CONFIG, views=view, seed=1, step=2)
+        found = decided_by_the_sandbox(verifier.rule, judge.looks)
+        assert [decision.model_dump() for decision in found] == [dataclasses.asdict(decision) for decision in verifier.rule.said]
+        assert found[-1].status == proposal.decision.status
+        outcomes.add((proposal.decision.status, len(judge.looks)))
+    assert {status for status, _ in outcomes} == {"accept", "reject"} and {looks for _, looks in outcomes} == {1, 2}
 
 
 def test_a_recipe_sets_the_rule():
