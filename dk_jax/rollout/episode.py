@@ -227,9 +227,13 @@ def select_skills(
     return trajectories
 
 
-def _summarise(
+def summarise(
     speaker: Speaker, trigger: Trajectory, tasks: dict[str, Task], by_name: dict[str, Skill], *, config: RolloutConfig, seed_of
 ) -> list[Call]:
+    """The summary agent's calls on one rollout that earned them, `config.summaries` of them; none where the prompt does not fit.
+
+    A call that can't be read, or of which no skill may be verified, carries its error in the turn.
+    """
     view = task_view(tasks[trigger.task], language=config.language, form=config.form)
     first, best = trigger.turns[0], trigger.best
     prompt = summary.render(
@@ -373,7 +377,7 @@ def collect(
     calls: list[Call] = []
     limit = config.max_triggers if config.use_skills else 0
     for trigger in triggers(rollouts, alpha=config.alpha, beta=config.beta, limit=limit):
-        calls += _summarise(speaker, trigger, by_task, by_name, config=config, seed_of=seed_of)
+        calls += summarise(speaker, trigger, by_task, by_name, config=config, seed_of=seed_of)
     proposals = verifier.verify(
         speaker,
         judge,

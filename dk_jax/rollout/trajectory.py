@@ -239,7 +239,9 @@ class Trajectory:
         return max(correct, key=lambda t: t.verdict.earned_speedup) if correct else None
 
     def to_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
+        """Its fields, turns and verdicts as dicts; lists are its own, not copies: tokens are many."""
+        turns = [dict(vars(turn), verdict=dict(vars(turn.verdict)) if turn.verdict is not None else None) for turn in self.turns]
+        return dict(vars(self), turns=turns)
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Trajectory:

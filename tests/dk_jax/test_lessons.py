@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from dk_jax.agents import selection, summary
-from dk_jax.rollout.episode import RolloutConfig, _summarise, task_view, triggers
+from dk_jax.rollout.episode import RolloutConfig, summarise, task_view, triggers
 from dk_jax.rollout.trajectory import Trajectory, Turn, Verdict
 from dk_jax.sft.judged import JudgedKernel
 from dk_jax.sft.lessons import improvements, lessons, speedup
@@ -151,7 +151,7 @@ def test_summary_prompts_are_those_of_a_rollout_with_the_same_turns(style, kerne
         for first, best in pairs.values():
             turns = [Turn(text=k.source, stop="eos", source=k.source, verdict=k.verdict) for k in (first, best)]
             trigger = Trajectory(agent="policy", task=TASK.name, group=TASK.name, turns=turns, skills=tuple(names))
-            _summarise(speaker, trigger, {TASK.name: TASK}, skills, config=rollouts, seed_of=lambda t, turn: 0)
+            summarise(speaker, trigger, {TASK.name: TASK}, skills, config=rollouts, seed_of=lambda t, turn: 0)
         assert prompt in speaker.prompts
         assert prompt.count("coverage 87 %") == (2 if kernels is PROFILED else 0)
         told.add(list(pairs)[speaker.prompts.index(prompt)])
@@ -172,7 +172,7 @@ def test_a_summary_that_proposes_only_what_is_refused_is_malformed_and_what_it_p
     speaker.codec = SimpleNamespace(encode=str.split)
     turns = [Turn(text=k.source, stop="eos", source=k.source, verdict=k.verdict) for k in (SLOW, FAST)]
     trigger = Trajectory(agent="policy", task=TASK.name, group=TASK.name, turns=turns)
-    [call] = _summarise(speaker, trigger, {TASK.name: TASK}, {}, config=rollouts, seed_of=lambda t, turn: 0)
+    [call] = summarise(speaker, trigger, {TASK.name: TASK}, {}, config=rollouts, seed_of=lambda t, turn: 0)
     turn = call.trajectory.turns[-1]
     assert turn.error.startswith(error) and bool(turn.error) == bool(error) and turn.form == "json_in_tags"
     assert sorted(d.name for d in call.drafts) == ["fuse_0", "tile_0"], "verification lists them with their reasons"
