@@ -16,6 +16,7 @@ Not here: sampling, sharding, packed sequences.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -180,6 +181,12 @@ class Static:
 
 def abstract_backbone(cfg: BackboneConfig) -> tuple[Static, Params]:
     """The static part, and the parameter tree as shapes and dtypes without any array."""
+    static, shapes = _abstract(cfg)
+    return static, jax.tree.map(lambda shape: shape, shapes)  # a tree of its own
+
+
+@functools.lru_cache(maxsize=64)
+def _abstract(cfg: BackboneConfig) -> tuple[Static, Params]:
     model = nnx.eval_shape(lambda: Backbone(cfg, nnx.Rngs(0)))
     ends_graph, _ = nnx.split(nnx.eval_shape(lambda: Ends(cfg, nnx.Rngs(0))))
     layer_graph, _ = nnx.split(model.layers)
@@ -201,8 +208,13 @@ def build_backbone(cfg: BackboneConfig, key: Array) -> tuple[Static, Params]:
       The static part and the parameters, a nested dict of arrays.
     """
     static, _ = abstract_backbone(cfg)
-    draw = jax.jit(lambda key: nnx.to_pure_dict(nnx.state(Backbone(cfg, nnx.Rngs(key)), nnx.Param)))
-    return static, draw(key)
+    return static, _drawing(cfg)(key)
+
+
+@functools.lru_cache(maxsize=8)
+def _drawing(cfg: BackboneConfig) -> Callable[[Array], Params]:
+    """The compiled program that draws a backbone's parameters."""
+    return jax.jit(lambda key: nnx.to_pure_dict(nnx.state(Backbone(cfg, nnx.Rngs(key)), nnx.Param)))
 
 
 def hidden_states(

@@ -13,7 +13,7 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Literal
 
 import jax
@@ -155,19 +155,13 @@ class Updater:
     def _programs(self, trainable: Any) -> tuple:
         """(gradient, zeros, add): compiled for parameters that lie so."""
         if self._compiled is None:
-            lies = jax.tree.map(lambda leaf: leaf.sharding, trainable)
-            self._compiled = (
-                jax.jit(partial(_gradient, self._static, self._loss), donate_argnums=(0,), out_shardings=(lies, None)),
-                jax.jit(lambda tree: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), tree), out_shardings=lies),
-                jax.jit(lambda a, b: jax.tree.map(jnp.add, a, b), donate_argnums=(0,), out_shardings=lies),
-            )
+            self._compiled = _gradient_programs(self._static, self._loss, *_places(trainable))
         return self._compiled
 
     def _applied(self, trainable: Any, opt_state: Any, *, keep: bool = False) -> Any:
         """The optimiser's step, compiled for parameters and state that lie so; with `keep` the parameters are not overwritten."""
         if keep not in self._steps:
-            lies = jax.tree.map(lambda leaf: leaf.sharding, (trainable, opt_state))
-            self._steps[keep] = jax.jit(partial(_apply, self.optimizer), donate_argnums=(1,) if keep else (0, 1), out_shardings=lies)
+            self._steps[keep] = _optimizer_program(self.optimizer, keep, *_places((trainable, opt_state)))
         return self._steps[keep]
 
     def traced(self, trainable: Any, frozen: Any, opt_state: Any, batch: dict[str, Any]) -> tuple[jax.stages.Traced, jax.stages.Traced]:
@@ -292,6 +286,30 @@ def for_sampling(tree: Any) -> Any:
 
 
 _norm = jax.jit(optax.global_norm)
+
+
+def _places(tree: Any) -> tuple[Any, tuple[Any, ...]]:
+    """Where the leaves of a tree lie, as something that can be compared: its structure, and their shardings."""
+    leaves, structure = jax.tree.flatten(jax.tree.map(lambda leaf: leaf.sharding, tree))
+    return structure, tuple(leaves)
+
+
+@lru_cache(maxsize=16)
+def _gradient_programs(static: Any, loss: LossConfig, structure: Any, places: tuple[Any, ...]) -> tuple:
+    """(gradient, zeros, add) for parameters that lie so: updaters of the same kind share them, and what was compiled of them."""
+    lies = jax.tree.unflatten(structure, places)
+    return (
+        jax.jit(partial(_gradient, static, loss), donate_argnums=(0,), out_shardings=(lies, None)),
+        jax.jit(lambda tree: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), tree), out_shardings=lies),
+        jax.jit(lambda a, b: jax.tree.map(jnp.add, a, b), donate_argnums=(0,), out_shardings=lies),
+    )
+
+
+@lru_cache(maxsize=16)
+def _optimizer_program(optimizer: optax.GradientTransformation, keep: bool, structure: Any, places: tuple[Any, ...]) -> Any:
+    """The optimiser's step for parameters and state that lie so; with `keep` the parameters are not overwritten."""
+    lies = jax.tree.unflatten(structure, places)
+    return jax.jit(partial(_apply, optimizer), donate_argnums=(1,) if keep else (0, 1), out_shardings=lies)
 
 
 def _gradient(static, loss: LossConfig, total, trainable, frozen, batch):

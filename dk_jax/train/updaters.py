@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import optax
 from ml_collections import ConfigDict
 
@@ -12,10 +14,13 @@ from dk_jax.train.update import LossConfig, Updater, make_optimizer
 
 def optimizer(c: ConfigDict, epochs: int = 1) -> optax.GradientTransformation:
     """The optimizer of `sft` or `rl`, whose schedules count `epochs` updates a step. Raises ValueError for an unknown kind."""
-    return make_optimizer(
+    return _made(
         lr=c.lr, warmup=c.warmup * epochs, steps=c.steps * epochs, weight_decay=c.weight_decay, clip_norm=c.clip_norm,
-        decay=c.get("decay", True), kind=c.optimizer, only=c.get("only", ()),
+        decay=c.get("decay", True), kind=c.optimizer, only=tuple(c.get("only", ())),
     )  # fmt: skip
+
+
+_made = functools.lru_cache(maxsize=16)(make_optimizer)  # the same numbers give the same functions, whose programs are then compiled once
 
 
 def for_cold_start(cfg: ConfigDict, model: Model) -> Updater:

@@ -11,7 +11,7 @@ from dk_jax.models.backbone import build_backbone
 from dk_jax.models.config import AGENTS, BackboneConfig
 from dk_jax.models.log_probs import token_log_probs
 from dk_jax.train.batch import Row, microbatches
-from dk_jax.train.update import LossConfig, Updater, make_optimizer
+from dk_jax.train.update import LossConfig, Updater, _gradient_programs, make_optimizer
 
 CFG = BackboneConfig(
     family="qwen3", vocab_size=40, d_model=16, n_layers=2, n_heads=2, n_kv_heads=1, head_dim=8, d_ff=24, head_rank=2, init_std=0.3,
@@ -52,6 +52,7 @@ def test_streams_and_microbatches_only_share_out_the_work(kind):
 
 
 def test_a_program_is_compiled_for_each_length_and_no_more():
+    _gradient_programs.cache_clear()  # other tests' updaters may have compiled some
     own = updater()
     many = rows(9)
     batches = [microbatches(part, size=1, step=16, tokens=64) for part in (many, many[2:], many[:5])]
