@@ -20,6 +20,7 @@ from pydantic import ValidationError
 
 from sandbox.client import SandboxBusy, SandboxClient, SandboxRejected, SandboxUnavailable
 from sandbox.jail.plan import LEVELS
+from sandbox.lifeline import ends_with_parent
 from sandbox.logs import LOG_FORMATS, configure
 from sandbox.protocol import RULE_KINDS, Candidate, EvaluationResult, Options, TaskSpec, VerificationRequest, VerificationResult
 from sandbox.verdict.timing import MOST_UNREST
@@ -400,7 +401,7 @@ def _server(arguments: argparse.Namespace, device: str, workers: int | None) -> 
                 command += [f"--{name}", str(value)]
         # A session of its own: Ctrl-C reaches this command, which then ends the server in good order.
         server = subprocess.Popen(
-            command, stdout=sys.stderr, start_new_session=True, env=_with_package_path()
+            command, stdout=sys.stderr, start_new_session=True, env=_with_package_path(), preexec_fn=ends_with_parent()
         )
         try:
             deadline = time.monotonic() + START_S

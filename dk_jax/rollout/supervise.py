@@ -5,7 +5,6 @@ The child never outlives the run: it is terminated on exit, and by the kernel (P
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import os
 import shutil
@@ -19,9 +18,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sandbox.client import SandboxClient, SandboxUnavailable
+from sandbox.lifeline import ends_with_parent
 
 log = logging.getLogger(__name__)
-_PR_SET_PDEATHSIG = 1
 LOOK_S = 0.5
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 30.0
 SETTLED_S = 60.0
@@ -76,14 +75,6 @@ class SandboxProcess:
         return self._process.pid
 
     def _spawn(self) -> None:
-        parent = os.getpid()
-        libc = ctypes.CDLL(None, use_errno=True)
-
-        def die_with_parent() -> None:
-            libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-            if os.getppid() != parent:
-                os._exit(1)
-
         root = str(Path(__file__).resolve().parents[2])
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))}
         with open(self._log_path, "ab") as out:
@@ -94,7 +85,7 @@ class SandboxProcess:
                 stderr=subprocess.STDOUT,
                 env=environment,
                 start_new_session=True,
-                preexec_fn=die_with_parent,
+                preexec_fn=ends_with_parent(),
             )
 
     def _wait_until_ready(self) -> None:

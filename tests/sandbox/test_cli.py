@@ -143,7 +143,8 @@ def test_doctor_reports_without_changing_anything():
         assert words in done.stdout
 
 
-def test_an_interrupted_eval_takes_its_server_along(files):
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL])
+def test_an_interrupted_eval_takes_its_server_along_and_a_killed_one_too(files, end):
     (files / "slow.py").write_text("import time\ntime.sleep(60)\n")
     process = subprocess.Popen(
         [
@@ -171,7 +172,7 @@ def test_an_interrupted_eval_takes_its_server_along(files):
 
     assert eventually(lambda: len(descendants(process.pid)) >= 3, 60)
     family = descendants(process.pid)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(end)
     process.communicate(timeout=60)
-    assert process.returncode == 130
+    assert process.returncode == (130 if end == signal.SIGINT else -9)
     assert eventually(lambda: not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in family))
