@@ -129,6 +129,8 @@ def get_config() -> ConfigDict:
             skill_share=0.5,
             untimed_skill_share=0.3,
             balance_skills=False,
+            open_kernels="",  # kernels of open packages, judged: a file that scripts/open_kernels.py wrote
+            teacher="",  # samples of a teacher: a file that scripts/teacher.py wrote
         )
     )
     # shares: how the rows of a batch are divided over the agents, whose rows are then repeated as often as that takes; all 0: rows as

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from ml_collections import ConfigDict
 from pydantic import ValidationError
@@ -97,10 +98,25 @@ def _check(cfg: ConfigDict) -> None:
             raise ConfigError(f"evaluation.{name} is {cfg.evaluation[name]}: give how many, or 0 for none")
     if cfg.evaluation.call_samples:
         setup.kernel_variants(cfg.sandbox.language)
+    _check_sources(cfg)
     if not 0 <= cfg.sft.validation_share < 1:
         raise ConfigError(f"sft.validation_share is {cfg.sft.validation_share}: give a share of the tasks in [0, 1)")
     with _blaming("rollout"):
         setup.sampler_config(cfg, eos_id=0)
+
+
+def _check_sources(cfg: ConfigDict) -> None:
+    """Whether the cold start's files are there and of this recipe's kind: they would be read only after the corpus has been judged."""
+    for name, maker in (("open_kernels", "scripts/open_kernels.py"), ("teacher", "scripts/teacher.py")):
+        path = cfg.corpus[name]
+        if path and not Path(path).is_file():
+            raise ConfigError(f"corpus.{name} is {path!r}: there is no such file; {maker} writes one")
+    if cfg.corpus.open_kernels and (cfg.sandbox.language, cfg.sandbox.form) != ("triton", "module"):
+        raise ConfigError(
+            f"corpus.open_kernels holds Triton modules, but sandbox.language={cfg.sandbox.language!r} and sandbox.form={cfg.sandbox.form!r}"
+        )
+    if cfg.corpus.teacher and cfg.style != "chat":
+        raise ConfigError(f"corpus.teacher holds conversations in chat style, but style={cfg.style!r}")
 
 
 def _check_staleness(staleness: object) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,12 @@ from ml_collections import ConfigDict
 from tqdm import tqdm
 
 from dk_jax.agents.text import TaskView
+from dk_jax.rollout.episode import task_view
 from dk_jax.sft.corpus import Chosen, CorpusConfig, choose_all, judge_all, judge_untimed
 from dk_jax.sft.judged import JudgedKernel, load_kernels, save_kernels
+from dk_jax.sft.open_source.kernels import load_open_kernels
 from dk_jax.sft.samples import Sample, SampleConfig, make_samples
+from dk_jax.sft.teacher_samples import load_samples
 from dk_jax.tasks.task import Task
 from dk_jax.train import setup
 
@@ -54,6 +58,15 @@ class ColdStartData:
         with tqdm(total=sum(not c.timed for c in chosen), desc="checking the corpus", unit="kernel") as bar:
             judge_untimed(chosen, judge, progress=bar.update)
 
+    def _kept(self, given: str, name: str) -> Path:
+        """The run's own copy of a file, made once: what it is trained on stays what it was, whatever becomes of the file."""
+        own = self.path.with_name(name + "".join(Path(given).suffixes[-2:] if given.endswith(".gz") else Path(given).suffixes[-1:]))
+        if not own.exists():
+            partial = own.with_name(own.name + ".part")
+            shutil.copyfile(given, partial)
+            partial.replace(own)
+        return own
+
     def held_out_kernels(self, make_judge: Callable[[], Any]) -> list[JudgedKernel]:
         """Judged and timed kernels of the held-out tasks that kernels can be generated for, as many a task as of a timed one: what the
         summary agent is asked about where it is evaluated. Nothing is trained on them. Read back, or judged now."""
@@ -86,7 +99,11 @@ class ColdStartData:
         return choose_all(tasks, variants, config=config, seed=self.cfg.seed)
 
     def samples(self, views: Mapping[str, TaskView], kernels: Sequence[JudgedKernel]) -> list[Sample]:
-        """The samples, the same for the same kernels and config."""
+        """The samples, the same for the same kernels, files and config: of the corpus, of open packages' kernels, of a teacher.
+
+        Raises:
+            OpenKernelError, ValueError: a file that can't be read, or is not what its name in the config says.
+        """
         _, topics = setup.kernel_variants(self.cfg.sandbox.language)
         c = self.cfg.corpus
         config = SampleConfig(
@@ -102,4 +119,11 @@ class ColdStartData:
             max_skills=self.cfg.rollout.max_skills,
             headers=self.cfg.rollout.headers,
         )
-        return make_samples(dict(views), kernels, topics(), config=config, seed=self.cfg.seed)
+        views, kernels = dict(views), list(kernels)
+        if c.open_kernels:
+            tasks, more = load_open_kernels(self._kept(c.open_kernels, "open_kernels"))
+            kernels += more
+            s = self.cfg.sandbox
+            views |= {task.name: task_view(task, language=s.language, form=s.form) for task in tasks}
+        made = make_samples(views, kernels, topics(), config=config, seed=self.cfg.seed)
+        return made + (load_samples(self._kept(c.teacher, "teacher_samples")) if c.teacher else [])

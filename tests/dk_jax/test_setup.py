@@ -149,7 +149,8 @@ def test_a_directory_of_files_is_split_by_family_and_the_cold_start_writes_for_g
     assert [t.name for t in tasks.held_out] == ["level1_3_Softmax3", "level1_7_Softmax7"] and len(tasks.train) == 7
     assert tasks.rl == tasks.train and all(t.spec is None and t.size == "gpu" for t in tasks.rl)
     assert setup.load_tasks(kernelbench) == tasks
-    chosen = ColdStartData(kernelbench, tasks, tmp_path / "corpus.jsonl")._chosen()
+    data = ColdStartData(kernelbench, tasks, tmp_path / "corpus.jsonl")
+    chosen = data._chosen(data._trained)
     assert {c.task.name for c in chosen} == {t.name for t in tasks.generated} and any(c.timed for c in chosen)
     assert tasks.siblings(tasks.train[0]) == ()
 
