@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from dk_jax.interop.endpoint import UNASKED, Endpoint, EndpointError
-from dk_jax.rollout.episode import RolloutConfig, summarise, choose_schemes, policy_turns, task_view, triggers
+from dk_jax.rollout.episode import RolloutConfig, choose_schemes, policy_turns, summarise, task_view, triggers
 from dk_jax.rollout.judge import Judge
 from dk_jax.rollout.trajectory import Trajectory
 from dk_jax.sft.samples import Sample
