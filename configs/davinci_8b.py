@@ -49,6 +49,8 @@ def get_config() -> ConfigDict:
     # Cold start: full training, batch 64, rate 2e-5, 4 epochs, length 32,768. Its samples are ours, of the paper's four kinds.
     c.corpus.update(dict(timed_tasks=0, variants_per_task=2, untimed_variants=1, samples_per_task=4, untimed_samples=2, wrong_share=0.15))
     c.corpus.update(dict(selection_samples=2, summary_samples=2, skill_share=0.5, untimed_skill_share=0.5, balance_skills=True))
+    c.corpus.update(dict(contaminated=0.9, near_duplicates=0.95))
+    c.corpus.diversity.on = True  # the paper's filter: HDBSCAN clusters of embedded skills, dominant ones thinned; False is its ablation
     c.sft.update(dict(batch=64, lr=2e-5, max_tokens=32_768, optimizer="adamw"))
     c.sft.update(dict(steps=600, warmup=20, weight_decay=0.0, microbatch=8, checkpoint_every=100))  # chosen; about 4 epochs of our corpus
 

@@ -131,6 +131,12 @@ def get_config() -> ConfigDict:
             balance_skills=False,
             open_kernels="",  # kernels of open packages, judged: a file that scripts/open_kernels.py wrote
             teacher="",  # samples of a teacher: a file that scripts/teacher.py wrote
+            # Which samples are not trained on (dk_jax.train.clean_samples): of tasks whose operations are so similar to a held-out task's,
+            # 0 for off ...
+            contaminated=0.0,
+            near_duplicates=0.0,  # ... of several that are so similar all but one, 0 for off ...
+            # ... and of each of these agents what makes a cluster of embeddings larger than max_share of what stays
+            diversity=dict(on=False, agents=("summary",), min_cluster_size=5, max_share=0.3, max_multiple=0.0),
         )
     )
     # shares: how the rows of a batch are divided over the agents, whose rows are then repeated as often as that takes; all 0: rows as

@@ -49,6 +49,8 @@ def get_config() -> ConfigDict:
 
     c.corpus.update(dict(timed_tasks=54, variants_per_task=2, untimed_variants=1, samples_per_task=4, untimed_samples=1, wrong_share=0.15))
     c.corpus.update(dict(selection_samples=4, summary_samples=6, skill_share=0.5, untimed_skill_share=0.5, balance_skills=True))
+    c.corpus.update(dict(contaminated=0.9, near_duplicates=0.95))
+    c.corpus.diversity.on = True
     c.sft.update(dict(steps=500, batch=16, microbatch=8, optimizer="adamw", lr=1e-3, warmup=10, max_tokens=2048, checkpoint_every=100))
     c.sft.validation_share = 0.05
     c.sft.shares.update(dict(policy=0.7, selection=0.1, summary=0.2))  # as they come, 2 rows in 100 would be the summary's

@@ -22,6 +22,7 @@ from dk_jax.rl.losses import AGGREGATES
 from dk_jax.sft.batches import seats
 from dk_jax.train import model as models
 from dk_jax.train import setup, updaters
+from dk_jax.train.clean_samples import diversity_config
 from dk_jax.train.setup import ConfigError, TaskSets
 from sandbox.protocol import Candidate
 
@@ -40,6 +41,7 @@ CHOICES = {
     "skills.use": (True, False),
     "skills.statistic": ("differences", "ranks"),
     "skills.lifecycle.on": (True, False),
+    "corpus.diversity.on": (True, False),
     "evaluation.inject": (True, False),
     "evaluation.untrained": (True, False),
     "rl.keep_best": ("", "reward", "correct", "correct_first_turn", "speedup", "fast_1", "fast_1.5", "compiled"),
@@ -111,6 +113,11 @@ def _check_sources(cfg: ConfigDict) -> None:
         path = cfg.corpus[name]
         if path and not Path(path).is_file():
             raise ConfigError(f"corpus.{name} is {path!r}: there is no such file; {maker} writes one")
+    for name in ("contaminated", "near_duplicates"):
+        if not 0 <= cfg.corpus[name] <= 1:
+            raise ConfigError(f"corpus.{name} is {cfg.corpus[name]}: give a similarity above 0 and at most 1, or 0 for off")
+    with _blaming("corpus.diversity"):
+        diversity_config(cfg)
     if cfg.corpus.open_kernels and (cfg.sandbox.language, cfg.sandbox.form) != ("triton", "module"):
         raise ConfigError(
             f"corpus.open_kernels holds Triton modules, but sandbox.language={cfg.sandbox.language!r} and sandbox.form={cfg.sandbox.form!r}"

@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -40,12 +41,13 @@ from dk_jax.rollout.speaker import Speaker
 from dk_jax.rollout.trajectory import save_trajectories
 from dk_jax.rollout.verify import Verifier
 from dk_jax.sft import training as sft
+from dk_jax.sft.embeddings import BackboneEmbedder
 from dk_jax.sft.judged import JudgedKernel
 from dk_jax.sft.samples import Sample, to_row
 from dk_jax.sft.validation import Validation, split
 from dk_jax.skills.library import SkillLibrary
+from dk_jax.train import clean_samples, modes, setup, updaters
 from dk_jax.train import model as models
-from dk_jax.train import modes, setup, updaters
 from dk_jax.train.admission import admitted
 from dk_jax.train.checks import check_config, check_tasks
 from dk_jax.train.cold_start import ColdStartData
@@ -54,6 +56,7 @@ from dk_jax.train.state import Checkpoints, TrainState
 from dk_jax.train.update import Updater, for_sampling
 from dk_jax.train.workdir import remember_config, remember_weights
 
+log = logging.getLogger(__name__)
 PHASES = ("eval_untrained", "corpus", "sft", "eval_sft", "rl", "eval_rl", "report")
 
 
@@ -143,6 +146,31 @@ class Run:
         """The cold start's samples, the same for the same corpus and config."""
         return self.data.samples(self.views, self.corpus())
 
+    def trained_samples(self) -> Sequence[Sample]:
+        """Those of them that the cold start is trained on (dk_jax.train.clean_samples); all unless the recipe says otherwise."""
+        samples, path = self.samples(), self.shared / "sft_kept.json"
+        if not clean_samples.is_on(self.cfg.corpus):
+            return samples
+
+        if self.cfg.corpus.diversity.on and distributed.several() and not path.exists():
+            raise setup.ConfigError(
+                "corpus.diversity.on with several processes: samples are embedded by one alone. Start the run in one process first, until the "
+                "cold start's training begins, or set corpus.diversity.on=False"
+            )
+
+        def embed() -> BackboneEmbedder:
+            model = self.model
+            return BackboneEmbedder(model.static, combine(model.trainable, model.frozen), model.codec)
+
+        def found() -> clean_samples.Cleaned:
+            tasks = [*self.tasks.train, *self.tasks.generated]
+            return clean_samples.cleaned(samples, tasks, self.tasks.held_out, cfg=self.cfg, embed=embed, path=path)
+
+        distributed.by_first(lambda: found() and None)  # the others read it
+        left = found()
+        log.info("cold start: %s, %d stay", ", ".join(f"{count} {name}" for name, count in left.counts.items()), len(left.samples))
+        return left.samples
+
     @property
     def model(self) -> models.Model:
         """Backbone and codec, made once."""
@@ -174,7 +202,7 @@ class Run:
     def _train_sft(self, state: TrainState, updater: Updater, checkpoints: Checkpoints) -> TrainState:
         model, c = self.model, self.cfg.sft
         shares = c.shares.to_dict()
-        samples = self.samples()
+        samples = self.trained_samples()
         rows = [to_row(sample, model.codec) for sample in samples]
         fitting = [sample for sample, row in zip(samples, rows, strict=True) if sft.fits(row, c.max_tokens)]
         _, kept = split(fitting, c.validation_share, seed=self.cfg.seed)
