@@ -120,7 +120,8 @@ def _started(directory: Path, workdir: Path, processes: int, *more: str, devices
     for number in range(processes):
         env = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", **ONE_PROGRAM_AT_A_TIME}
         env |= {"JAX_COMPILATION_CACHE_DIR": str(directory / f"compiled{processes}")}
-        env |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices // processes}"}
+        flags = f"{env.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices // processes}"
+        env |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "XLA_FLAGS": flags}
         if processes > 1:
             env |= {"JAX_COORDINATOR_ADDRESS": f"localhost:{port}", "JAX_NUM_PROCESSES": str(processes), "JAX_PROCESS_ID": str(number)}
         command = [sys.executable, __file__, str(directory / f"found{processes}"), str(workdir), *more]
