@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import dataclasses
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -449,23 +448,3 @@ def test_judging_goes_on_from_the_journal(root, tmp_path):
     journal.close()
     again = judged(root, Journal(tmp_path / "journal.jsonl"), client)
     assert again == first and len(client.asked) == 1
-
-
-def test_the_script_lists_refuses_and_judges_a_made_up_package(root, tmp_path):
-    """One real verdict: the interpreter checks the extracted kernel, and it compiles for an H100."""
-
-    def run(*flags: str) -> subprocess.CompletedProcess:
-        command = [sys.executable, "scripts/open_kernels.py", *flags]
-        return subprocess.run(command, capture_output=True, text=True, timeout=240, cwd=Path(__file__).parents[2])
-
-    assert "error: " in run(f"--root={tmp_path / 'nowhere'}", "--list").stderr
-    output = tmp_path / "out" / "open.jsonl"
-    done = run(f"--root={root}", f"--output={output}", f"--summary={tmp_path / 'summary.json'}", "--only=softmax", "--workers=1")
-    assert done.returncode == 0, done.stderr
-    assert "fla-core 1.2.3, MIT" in done.stdout and "1 records" in done.stdout
-    [record] = load_records(output)
-    assert record.kernel.verdict.correct, record.kernel.verdict.feedback
-    assert "compiles for sm_90: yes" in record.kernel.verdict.feedback and record.task.size == "small"
-    assert "not installed: flag-gems, of which the catalogue has 2 kernels" in done.stdout
-    report = json.loads((tmp_path / "summary.json").read_text())
-    assert report["packages"] == {"fla-core": "1.2.3, MIT"} and report["counts"]["fla-core"] == {"ok": 1} and "triton.jit" not in json.dumps(report)
