@@ -11,7 +11,7 @@ export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}" JAX_PLATFORMS=cpu
 # Two shares of about the same length run at the same time: the learner's tests, which keep one core busy, and those of the sandbox,
 # which often wait. Then those have the machine to themselves that measure it: the red team's judge, and the tests of what keeps a
 # clock calm.
-beside=(tests/dk_jax tests/sandbox/test_drain.py)
+beside=(tests/dk_jax tests/sandbox/test_drain.py tests/sandbox/test_install.py)
 for file in tests/end_to_end/test_*.py; do
   [ "$file" = tests/end_to_end/test_distributed.py ] || beside+=("$file") # that one's processes wait for each other most of the time
 done
@@ -29,7 +29,7 @@ printf '== second share; the first, with the learner, runs beside it\n'
 "$PYTHON" -m pytest "${beside[@]/#/--ignore=}" "${alone[@]/#/--ignore=}" 2>&1 | tee "$logs/second" || status=1
 wait "$first" || status=1
 first=""
-printf '== first share: the learner, end to end but for several processes, and draining\n'
+printf '== first share: the learner, end to end but for several processes, draining and installing\n'
 cat "$logs/first"
 printf '== alone: the red team, and what keeps a clock calm\n'
 "$PYTHON" -m pytest "${alone[@]}" 2>&1 | tee "$logs/alone" || status=1
