@@ -17,10 +17,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import logging
 import os
-import signal
 import sys
 import time
 from pathlib import Path
@@ -29,6 +27,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from absl import app, flags  # noqa: E402
 from ml_collections import ConfigDict, config_flags  # noqa: E402
+
+from dk_jax.command_line import interrupt_on_signals, parse_flags, sandbox_socket, take_folder  # noqa: E402
+from dk_jax.interop.endpoint_flags import BASE_URL, MODEL, PARALLEL, endpoint_config  # noqa: E402
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "Recipe: a file with get_config().", lock_config=True)
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the evaluation; made if absent, gone on with if not.")
@@ -41,20 +42,8 @@ _SUMMARY_ONLY = flags.DEFINE_bool("summary_only", False, "Computes the summary o
 _AGAINST = flags.DEFINE_string("against", "", "Folder of another evaluation: prints the differences to it.")
 _RESAMPLES = flags.DEFINE_integer("resamples", 2000, "Of the bootstrap that gives intervals.", lower_bound=1)
 _SANDBOX = flags.DEFINE_string("sandbox", "", "Socket of a running sandbox; by default one is started.")
-_BASE_URL = flags.DEFINE_string("base_url", "", "Address of the endpoint up to /chat/completions, such as https://host/v1.")
-_MODEL = flags.DEFINE_string("model", "", "Name of the model there.")
-_API_KEY_ENV = flags.DEFINE_string("api_key_env", "OPENAI_API_KEY", "Environment variable that holds the key; empty for none.")
 _MAX_TOKENS = flags.DEFINE_integer("max_tokens", 0, "Longest answer of the endpoint, with its reasoning; 0 for the recipe's.", lower_bound=0)
 _OWN_SAMPLING = flags.DEFINE_bool("own_sampling", False, "The endpoint's own temperature and top_p instead of the recipe's.")
-_MAX_TOKENS_FIELD = flags.DEFINE_enum("max_tokens_field", "max_tokens", ["max_tokens", "max_completion_tokens"], "What the endpoint calls it.")
-_BUDGET = flags.DEFINE_float("budget", None, "What may be spent in this workdir in all, in the currency of the prices.")
-_BUDGET_TOKENS = flags.DEFINE_integer("budget_tokens", None, "The same in tokens.")
-_PRICE_IN = flags.DEFINE_float("price_in", None, "Price of a million prompt tokens.")
-_PRICE_OUT = flags.DEFINE_float("price_out", None, "Price of a million completion tokens.")
-_RPM = flags.DEFINE_integer("rpm", 0, "Requests a minute at most; 0 for no limit.")
-_TPM = flags.DEFINE_integer("tpm", 0, "Tokens a minute at most; 0 for no limit.")
-_PARALLEL = flags.DEFINE_integer("parallel", 8, "Requests in flight at once.")
-_DEADLINE_S = flags.DEFINE_float("deadline_s", 600.0, "Seconds that one answer may take.")
 
 
 def main(argv):
@@ -64,8 +53,7 @@ def main(argv):
         if flag.value is None:
             raise app.UsageError(f"--{flag.name} is missing; see --help for an example")
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", force=True)
-    signal.signal(signal.SIGTERM, _interrupt)
-    signal.signal(signal.SIGINT, _interrupt)
+    interrupt_on_signals()
     try:
         if _SUMMARY_ONLY.value:
             return _summarise(Path(_WORKDIR.value))
@@ -82,10 +70,6 @@ def main(argv):
     except _expected_errors() as error:
         print(f"\nerror: {error}", file=sys.stderr, flush=True)
         return 1
-
-
-def _interrupt(signum, frame):
-    raise KeyboardInterrupt
 
 
 def _prepare_jax(cfg) -> None:
@@ -131,7 +115,7 @@ def _run(cfg, workdir: Path) -> int:
     skills, library = _skills(cfg, described)
     workdir.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
-        _take(workdir, stack)
+        take_folder(workdir, stack)
         chunk = _chunk(cfg, kind, harness.read_settings(workdir))
         plan = harness.Plan(
             tasks=tuple(tasks), samples=cfg.evaluation.samples, turns=cfg.evaluation.turns, chunk=chunk, seed=cfg.seed, config=config,
@@ -152,7 +136,7 @@ def _evaluate(cfg, workdir: Path, stack: contextlib.ExitStack, described, plan, 
     from dk_jax.train import setup
 
     started = time.monotonic()
-    socket = _socket(cfg, workdir, stack)  # before a model: a sandbox is forked while JAX has no threads
+    socket = sandbox_socket(cfg, workdir, _SANDBOX.value, stack)  # before a model: a sandbox is forked while JAX has no threads
     journal = harness.VerdictJournal(workdir / harness.VERDICTS)
     stack.callback(journal.close)
     judge = setup.make_judge(cfg, socket, journal)
@@ -203,16 +187,12 @@ def _tasks(cfg) -> list:
 
 
 def _endpoint_config():
-    from dk_jax.interop.endpoint import Endpoint, EndpointConfig
+    from dk_jax.interop.endpoint import Endpoint
 
-    for flag in (_BASE_URL, _MODEL):
+    for flag in (BASE_URL, MODEL):
         if not flag.value:
             raise ValueError(f"--policy=endpoint: --{flag.name} is missing")
-    config = EndpointConfig(
-        base_url=_BASE_URL.value, model=_MODEL.value, api_key_env=_API_KEY_ENV.value, parallel=_PARALLEL.value,
-        requests_per_minute=_RPM.value, tokens_per_minute=_TPM.value, deadline_s=_DEADLINE_S.value, price_in=_PRICE_IN.value,
-        price_out=_PRICE_OUT.value, budget=_BUDGET.value, budget_tokens=_BUDGET_TOKENS.value, max_tokens_field=_MAX_TOKENS_FIELD.value,
-    )  # fmt: skip
+    config = endpoint_config()
     Endpoint(config, None).close()  # a key that is missing is told before a sandbox starts
     return config
 
@@ -225,7 +205,7 @@ def _chunk(cfg, kind: str, remembered) -> int:
         return _CHUNK.value or remembered["chunk"]
     if kind in MODELS:
         return max(cfg.rollout.max_rows * cfg.learner.streams // cfg.evaluation.samples, 1)
-    return max(4 * _PARALLEL.value // cfg.evaluation.samples, 1) if kind == "endpoint" else cfg.sandbox.parallel_tasks
+    return max(4 * PARALLEL.value // cfg.evaluation.samples, 1) if kind == "endpoint" else cfg.sandbox.parallel_tasks
 
 
 def _skills(cfg, described) -> tuple[list, dict]:
@@ -244,35 +224,7 @@ def _skills(cfg, described) -> tuple[list, dict]:
             same = described.kind == "run" and file.resolve() == (described.path / "library.sqlite").resolve()
             view = library.at_step(min(described.step, library.step)) if same else library
             return view.active(), {"inject": inject, "step": min(described.step, library.step) if same else library.step}
-    read = exchange.read_jsonl if file.suffix == ".jsonl" else exchange.read_markdown
-    return [skill for _, skill in read(file) if skill.status in ("candidate", "active")], {"inject": inject}
-
-
-def _take(workdir: Path, stack: contextlib.ExitStack) -> None:
-    """Keeps other evaluations out of the workdir."""
-    lock = stack.enter_context(open(workdir / ".lock", "w"))
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        raise ValueError(f"another process is using {workdir}: wait for it, or choose another --workdir") from None
-
-
-def _socket(cfg, workdir: Path, stack: contextlib.ExitStack) -> str:
-    """Of the sandbox that --sandbox names, or of one that is started."""
-    from dk_jax.rollout.supervise import SandboxProcess
-
-    if _SANDBOX.value:
-        if not Path(_SANDBOX.value).is_socket():
-            raise FileNotFoundError(
-                f"--sandbox={_SANDBOX.value}: no socket is there. Start one with python -m sandbox serve --socket {_SANDBOX.value}, "
-                "or leave the flag out"
-            )
-        return _SANDBOX.value
-    print(f"starting the sandbox (log: {workdir / 'sandbox.log'})", flush=True)
-    s = cfg.sandbox
-    arguments = ["--device", s.device, "--workers", str(s.workers), "--threads", str(s.threads)]
-    arguments += ["--cache", str((workdir / "sandbox_cache").absolute()), *(["--isolation", s.isolation] if s.isolation else [])]
-    return stack.enter_context(SandboxProcess(arguments, log_path=workdir / "sandbox.log")).socket
+    return exchange.read_offered(file), {"inject": inject}
 
 
 # --- reporting ------------------------------------------------------------------------------------------------------------------------
@@ -281,7 +233,8 @@ def _socket(cfg, workdir: Path, stack: contextlib.ExitStack) -> str:
 def _summarise(workdir: Path) -> int:
     """Computes, saves and prints the summary of what is there, and differences."""
     from dk_jax.evaluation import harness
-    from dk_jax.evaluation.results import SUMMARY, comparison_table, save_json, table
+    from dk_jax.evaluation.results import SUMMARY, save_json
+    from dk_jax.evaluation.results_table import comparison_table, table
 
     summary = harness.summary_of(workdir, resamples=_RESAMPLES.value)
     save_json(workdir / SUMMARY, summary)
@@ -293,19 +246,5 @@ def _summarise(workdir: Path) -> int:
     return 0
 
 
-def _parse(argv):
-    """Flags, or one line that says which flag is wrong; config_flags itself raises bare KeyErrors for unknown keys."""
-    try:
-        return flags.FLAGS(argv)
-    except flags.Error as error:
-        message = str(error)
-    except (KeyError, AttributeError) as error:
-        message = f"the recipe has no key {error.args[0] if error.args else error}"
-    except (TypeError, ValueError, OSError, SyntaxError) as error:
-        message = str(error)
-    print(f"error: {message}\nSee the recipe's file for its keys, and --help.", file=sys.stderr)
-    sys.exit(2)
-
-
 if __name__ == "__main__":
-    app.run(main, flags_parser=_parse)
+    app.run(main, flags_parser=parse_flags)

@@ -126,15 +126,16 @@ def _write(path: Path, report: dict) -> None:
 
 
 def _judge(stack: contextlib.ExitStack, output: Path):
+    from dk_jax.command_line import check_socket
     from dk_jax.rollout.judge import Journal, SandboxJudge
     from dk_jax.rollout.supervise import SandboxProcess
     from sandbox.client import SandboxClient
     from sandbox.protocol import Options
 
     socket = _SANDBOX.value
-    if socket and not Path(socket).is_socket():
-        raise ValueError(f"--sandbox={socket}: no socket is there. Start one with python -m sandbox serve --socket {socket}, or leave the flag out")
-    if not socket:
+    if socket:
+        check_socket(socket)
+    else:
         arguments = ["--device", _DEVICE.value, "--workers", str(_WORKERS.value), "--threads", "1"]
         log_path = output.with_suffix(output.suffix + ".sandbox.log")
         socket = stack.enter_context(SandboxProcess(arguments, log_path=log_path)).socket

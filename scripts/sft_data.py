@@ -21,6 +21,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from absl import app, flags  # noqa: E402
 from ml_collections import config_flags  # noqa: E402
 
+from dk_jax.command_line import parse_flags  # noqa: E402
+
 _CONFIG = config_flags.DEFINE_config_file("config", None, "Recipe: a file with get_config().", lock_config=True)
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run, with its corpus.jsonl.")
 _FURTHER = flags.DEFINE_list("further", [], "Files of further samples or judged kernels (JSON lines).")
@@ -236,15 +238,5 @@ def _write(path: Path, text: str) -> None:
     partial.replace(path)
 
 
-def _parse(argv):
-    """Flags, or one line that says what is wrong with them; config_flags itself raises bare errors for unknown keys and files."""
-    try:
-        return flags.FLAGS(argv)
-    except (flags.Error, KeyError, AttributeError, TypeError, ValueError, OSError, SyntaxError) as error:
-        said = " ".join(str(error).split())
-        print(f"error: {said if not isinstance(error, KeyError | AttributeError) else f'the recipe has no key {said}'}", file=sys.stderr)
-        sys.exit(2)
-
-
 if __name__ == "__main__":
-    app.run(main, flags_parser=_parse)
+    app.run(main, flags_parser=parse_flags)

@@ -14,10 +14,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import logging
 import os
-import signal
 import sys
 import time
 from pathlib import Path
@@ -28,11 +26,11 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")  # nothing is computed with it her
 from absl import app, flags  # noqa: E402
 from ml_collections import config_flags  # noqa: E402
 
+from dk_jax.command_line import interrupt_on_signals, parse_flags, sandbox_socket, take_folder  # noqa: E402
+from dk_jax.interop.endpoint_flags import BASE_URL, MODEL, PARALLEL, endpoint_config  # noqa: E402
+
 _CONFIG = config_flags.DEFINE_config_file("config", None, "Recipe: a file with get_config().", lock_config=True)
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the work; made if absent, gone on with if not.")
-_BASE_URL = flags.DEFINE_string("base_url", None, "Address of the endpoint up to /chat/completions, such as https://host/v1.")
-_MODEL = flags.DEFINE_string("model", None, "Name of the model there.")
-_API_KEY_ENV = flags.DEFINE_string("api_key_env", "OPENAI_API_KEY", "Environment variable that holds the key; empty for none.")
 _TASKS = flags.DEFINE_integer("tasks", 0, "Only the first so many tasks of the cold start; 0 for all.", lower_bound=0)
 _SAMPLES = flags.DEFINE_integer("samples", 0, "Conversations for a task and set of skills; 0 for the recipe's rollout.rollouts.", lower_bound=0)
 _TURNS = flags.DEFINE_integer("turns", 0, "Turns of a conversation; 0 for the recipe's rollout.turns.", lower_bound=0)
@@ -48,15 +46,6 @@ _ANSWERS = flags.DEFINE_enum(
 _MAX_TOKENS = flags.DEFINE_integer("max_tokens", 8192, "Longest answer of the teacher, reasoning included.", lower_bound=1)
 _TEMPERATURE = flags.DEFINE_float("temperature", None, "Of all answers; by default the endpoint's own.")
 _TOP_P = flags.DEFINE_float("top_p", None, "Of all answers; by default the endpoint's own.")
-_MAX_TOKENS_FIELD = flags.DEFINE_enum("max_tokens_field", "max_tokens", ["max_tokens", "max_completion_tokens"], "What the endpoint calls it.")
-_BUDGET = flags.DEFINE_float("budget", None, "What may be spent in this workdir in all, in the currency of the prices.")
-_BUDGET_TOKENS = flags.DEFINE_integer("budget_tokens", None, "The same in tokens.")
-_PRICE_IN = flags.DEFINE_float("price_in", None, "Price of a million prompt tokens.")
-_PRICE_OUT = flags.DEFINE_float("price_out", None, "Price of a million completion tokens.")
-_RPM = flags.DEFINE_integer("rpm", 0, "Requests a minute at most; 0 for no limit.")
-_TPM = flags.DEFINE_integer("tpm", 0, "Tokens a minute at most; 0 for no limit.")
-_PARALLEL = flags.DEFINE_integer("parallel", 8, "Requests in flight at once.")
-_DEADLINE_S = flags.DEFINE_float("deadline_s", 600.0, "Seconds that one answer may take.")
 _SANDBOX = flags.DEFINE_string("sandbox", "", "Socket of a running sandbox; by default one is started.")
 SAMPLES, SKILLS, ANSWERS, VERDICTS = "teacher_samples.jsonl", "teacher_skills.jsonl", "journal_teacher_answers.jsonl", "journal_teacher.jsonl"
 
@@ -64,7 +53,7 @@ SAMPLES, SKILLS, ANSWERS, VERDICTS = "teacher_samples.jsonl", "teacher_skills.js
 def main(argv):
     if len(argv) > 1:
         raise app.UsageError(f"unexpected argument {argv[1]!r}: flags look like --workdir=DIR or --config.seed=1")
-    for flag in (_CONFIG, _WORKDIR, _BASE_URL, _MODEL):
+    for flag in (_CONFIG, _WORKDIR, BASE_URL, MODEL):
         if flag.value is None:
             raise app.UsageError(f"--{flag.name} is missing; see --help for an example")
     cfg = _CONFIG.value
@@ -73,8 +62,7 @@ def main(argv):
     except OSError as error:
         raise app.UsageError(str(error).replace("\n", " ")) from None
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", force=True)
-    signal.signal(signal.SIGTERM, _interrupt)
-    signal.signal(signal.SIGINT, _interrupt)
+    interrupt_on_signals()
     try:
         return _run(cfg, Path(_WORKDIR.value))
     except KeyboardInterrupt:
@@ -83,10 +71,6 @@ def main(argv):
     except _expected_errors() as error:
         print(f"\nerror: {error}", file=sys.stderr, flush=True)
         return 1
-
-
-def _interrupt(signum, frame):
-    raise KeyboardInterrupt
 
 
 def _expected_errors() -> tuple[type[BaseException], ...]:
@@ -99,32 +83,28 @@ def _expected_errors() -> tuple[type[BaseException], ...]:
 
 
 def _run(cfg, workdir: Path) -> int:
-    from dk_jax.interop.endpoint import AnswerJournal, Endpoint, EndpointConfig
+    from dk_jax.interop.endpoint import AnswerJournal, Endpoint
     from dk_jax.rollout.judge import Journal
     from dk_jax.train import setup
     from dk_jax.train.admission import admitted
     from dk_jax.train.checks import check_config
     from dk_jax.train.workdir import remember_config
 
-    endpoint_config = EndpointConfig(
-        base_url=_BASE_URL.value, model=_MODEL.value, api_key_env=_API_KEY_ENV.value, parallel=_PARALLEL.value,
-        requests_per_minute=_RPM.value, tokens_per_minute=_TPM.value, deadline_s=_DEADLINE_S.value, price_in=_PRICE_IN.value,
-        price_out=_PRICE_OUT.value, budget=_BUDGET.value, budget_tokens=_BUDGET_TOKENS.value, max_tokens_field=_MAX_TOKENS_FIELD.value,
-    )  # fmt: skip
+    limits = endpoint_config()
     check_config(cfg)
     config = _teacher_config(cfg)
     skills = _skills(_SKILLS.value)
     sets = setup.load_tasks(cfg)
     workdir.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
-        _take(workdir, stack)
+        take_folder(workdir, stack)
         remember_config(cfg, workdir)
         answers = AnswerJournal(workdir / ANSWERS)
         stack.callback(answers.close)
-        endpoint = stack.enter_context(Endpoint(endpoint_config, answers))  # a key that is missing is told before a sandbox starts
+        endpoint = stack.enter_context(Endpoint(limits, answers))  # a key that is missing is told before a sandbox starts
         journal = Journal(workdir / VERDICTS)
         stack.callback(journal.close)
-        judge = setup.make_judge(cfg, _socket(cfg, workdir, stack), journal)
+        judge = setup.make_judge(cfg, sandbox_socket(cfg, workdir, _SANDBOX.value, stack), journal)
         if any(task.spec is None for task in sets.all):
             sets = admitted(sets, judge, workdir / "admission.json")
         tasks = [*sets.train, *sets.generated]
@@ -185,7 +165,7 @@ def _teacher_config(cfg):
     changes = {name: value for name, value in wanted.items() if value} | ({"selections": _SELECTIONS.value} if _SELECTIONS.value >= 0 else {})
     return TeacherConfig(
         rollout=dataclasses.replace(rollout, **changes), max_tokens=_MAX_TOKENS.value, temperature=_TEMPERATURE.value, top_p=_TOP_P.value,
-        form=_ANSWERS.value, round_tasks=_ROUND_TASKS.value, grow=_GROW.value, workers=2 * _PARALLEL.value,
+        form=_ANSWERS.value, round_tasks=_ROUND_TASKS.value, grow=_GROW.value, workers=2 * PARALLEL.value,
     )  # fmt: skip
 
 
@@ -201,50 +181,8 @@ def _skills(path: str):
     if path.endswith(".sqlite"):
         with SkillLibrary(path) as library:
             return library.active()
-    read = exchange.read_jsonl if path.endswith(".jsonl") else exchange.read_markdown
-    return [skill for _, skill in read(path) if skill.status in ("candidate", "active")]
-
-
-def _take(workdir: Path, stack: contextlib.ExitStack) -> None:
-    """Keeps other runs out of the workdir."""
-    lock = stack.enter_context(open(workdir / ".lock", "w"))
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        raise ValueError(f"another run is using {workdir}: wait for it, or choose another --workdir") from None
-
-
-def _socket(cfg, workdir: Path, stack: contextlib.ExitStack) -> str:
-    """Of the sandbox that --sandbox names, or of one that is started."""
-    from dk_jax.rollout.supervise import SandboxProcess
-
-    if _SANDBOX.value:
-        if not Path(_SANDBOX.value).is_socket():
-            raise FileNotFoundError(
-                f"--sandbox={_SANDBOX.value}: no socket is there. Start one with python -m sandbox serve --socket {_SANDBOX.value}, "
-                "or leave the flag out"
-            )
-        return _SANDBOX.value
-    print(f"starting the sandbox (log: {workdir / 'sandbox.log'})", flush=True)
-    s = cfg.sandbox
-    arguments = ["--device", s.device, "--workers", str(s.workers), "--threads", str(s.threads)]
-    arguments += ["--cache", str((workdir / "sandbox_cache").absolute()), *(["--isolation", s.isolation] if s.isolation else [])]
-    return stack.enter_context(SandboxProcess(arguments, log_path=workdir / "sandbox.log")).socket
-
-
-def _parse(argv):
-    """Flags, or one line that says which flag is wrong; config_flags itself raises bare KeyErrors for unknown keys."""
-    try:
-        return flags.FLAGS(argv)
-    except flags.Error as error:
-        message = str(error)
-    except (KeyError, AttributeError) as error:
-        message = f"the recipe has no key {error.args[0] if error.args else error}"
-    except (TypeError, ValueError, OSError, SyntaxError) as error:
-        message = str(error)
-    print(f"error: {message}\nSee the recipe's file for its keys, and --help.", file=sys.stderr)
-    sys.exit(2)
+    return exchange.read_offered(Path(path))
 
 
 if __name__ == "__main__":
-    app.run(main, flags_parser=_parse)
+    app.run(main, flags_parser=parse_flags)

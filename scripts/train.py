@@ -15,7 +15,6 @@ import ctypes
 import errno
 import logging
 import os
-import signal
 import sys
 from pathlib import Path
 
@@ -23,6 +22,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from absl import app, flags  # noqa: E402
 from ml_collections import config_flags  # noqa: E402
+
+from dk_jax.command_line import interrupt_on_signals, parse_flags, sandbox_socket  # noqa: E402
 
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX, M_ARENA_MAX = -1, -2, -4, -8
 """Parameters of the GNU C library's mallopt."""
@@ -57,8 +58,7 @@ def main(argv):
     except (ValueError, RuntimeError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    signal.signal(signal.SIGTERM, _interrupt)
-    signal.signal(signal.SIGINT, _interrupt)  # also where a shell started the run in the background with SIGINT ignored
+    interrupt_on_signals()
     try:
         return _run(cfg, Path(_WORKDIR.value))
     except KeyboardInterrupt:
@@ -121,10 +121,6 @@ def _advice(error: BaseException) -> str:
     return f"\nThis run's own sandbox is meant; its log is {log}. The same command starts another and goes on: what was judged is kept."
 
 
-def _interrupt(signum, frame):
-    raise KeyboardInterrupt
-
-
 def _prepare_jax(cfg) -> None:
     """Must run before jax is imported: how much of a shared GPU it may take, where compiled programs are kept, and that a CPU's
     learner keeps its memory."""
@@ -160,14 +156,6 @@ def _expected_errors() -> tuple[type[BaseException], ...]:
     return (*ours, FloatingPointError, OSError, ValueError)
 
 
-def _sandbox_arguments(cfg, workdir: Path) -> list[str]:
-    s = cfg.sandbox
-    return [
-        "--device", s.device, "--workers", str(s.workers), "--threads", str(s.threads), "--cache", str((workdir / "sandbox_cache").absolute()),
-        *(["--isolation", s.isolation] if s.isolation else []),
-    ]  # fmt: skip
-
-
 def _warn_of_idle_gpu(cfg) -> None:
     """A run that judges on a GPU and computes on the CPU takes days where it could take minutes, and would not say why."""
     import jax
@@ -182,7 +170,6 @@ def _warn_of_idle_gpu(cfg) -> None:
 
 def _run(cfg, workdir: Path) -> int:
     from dk_jax import distributed
-    from dk_jax.rollout.supervise import SandboxProcess
     from dk_jax.train.run import Run
 
     workdir.mkdir(parents=True, exist_ok=True)
@@ -190,16 +177,10 @@ def _run(cfg, workdir: Path) -> int:
     with contextlib.ExitStack() as stack:
         if not distributed.is_first():  # whose results and messages the first one has too
             stack.enter_context(contextlib.redirect_stdout(stack.enter_context(open(os.devnull, "w"))))
-        socket = _SANDBOX.value if distributed.is_first() else ""
-        if socket and not Path(socket).is_socket():
-            raise FileNotFoundError(
-                f"--sandbox={socket}: no socket is there. Start one with python -m sandbox serve --socket {socket}, or leave the flag out"
-            )
-        if not socket and _MODE.value != "report" and distributed.is_first():
-            print(f"starting the sandbox (log: {workdir / 'sandbox.log'})", flush=True)
-            socket = stack.enter_context(
-                SandboxProcess(_sandbox_arguments(cfg, workdir), log_path=workdir / "sandbox.log")
-            ).socket
+        socket = ""
+        if distributed.is_first():
+            if _SANDBOX.value or _MODE.value != "report":
+                socket = sandbox_socket(cfg, workdir, _SANDBOX.value, stack)
         run = Run(cfg, workdir, socket)
         stack.callback(run.close)
         if _TRAIN_FROM.value:
@@ -228,20 +209,5 @@ def _run(cfg, workdir: Path) -> int:
     return 0
 
 
-def _parse(argv):
-    """Flags, or one line that says which flag is wrong; config_flags itself raises bare KeyErrors for unknown keys."""
-    try:
-        return flags.FLAGS(argv)
-    except flags.Error as error:
-        message = str(error)
-    except (KeyError, AttributeError) as error:
-        message = f"the recipe has no key {error.args[0] if error.args else error}"
-    except (TypeError, ValueError, OSError, SyntaxError) as error:
-        message = str(error)
-    wrong = next((a for a in argv[1:] if a.startswith("--config.") and a.split("=")[0].split(".")[-1] in message), "")
-    print(f"error: {wrong + ': ' if wrong else ''}{message}\nSee the recipe's file for its keys, and --help.", file=sys.stderr)
-    sys.exit(2)
-
-
 if __name__ == "__main__":
-    app.run(main, flags_parser=_parse)
+    app.run(main, flags_parser=parse_flags)

@@ -1,4 +1,4 @@
-"""What an evaluation has found: its results as a file, their scores, test-time scaling, comparison with another one, and the tables.
+"""What an evaluation has found: its results as a file, their scores, test-time scaling, and comparison with another one.
 
 Everything here is computed from results.jsonl, a line a (task, sample), and from what the evaluation remembers of itself; nothing is judged
 again. Scores are those of dk_jax.evaluation.fast_p. A sample without a kernel, for whatever reason, counts as one that is wrong.
@@ -268,7 +268,7 @@ def _shares(sums: np.ndarray) -> np.ndarray:
 
 # --- comparison -----------------------------------------------------------------------------------------------------------------------
 
-_STATISTICS = {
+STATISTICS = {
     **{f"Fast_{p:g}": (lambda scores, p=p: scores.fast[p]) for p in THRESHOLDS},
     "geomean": lambda scores: scores.geomean,
     "mean": lambda scores: scores.mean,
@@ -293,7 +293,7 @@ def compare(
         for baseline in baselines:
             a, b = measured(other, which, baseline), measured(own, which, baseline)
             found.setdefault(which, {})[baseline] = {
-                name: plain(difference(a, b, of, seed=seed, resamples=resamples)[0]) for name, of in _STATISTICS.items()
+                name: plain(difference(a, b, of, seed=seed, resamples=resamples)[0]) for name, of in STATISTICS.items()
             }
     return {"tasks": len(tasks & others), "only_own": len(tasks - others), "only_other": len(others - tasks), "differences": found}
 
@@ -355,115 +355,3 @@ def save_json(path: Path, data: Mapping[str, Any]) -> None:
     partial = path.with_name(path.name + ".part")
     partial.write_text(json.dumps(data, indent=1, allow_nan=False), encoding="utf-8")
     partial.replace(path)
-
-
-# --- tables ---------------------------------------------------------------------------------------------------------------------------
-
-_TITLES = {"last_turn": "last turn", "best_turn": "best turn"}
-_FIRST, _WIDE = 32, 26
-"""Characters of a table's first column and of the others."""
-
-
-def table(summary: Mapping[str, Any]) -> str:
-    """The summary as text for a terminal: scores with their intervals by level, scaling, and what else there is to know."""
-    s, there = summary["settings"], summary["samples"]
-    lines = [f"{s['policy']['policy']}: {there['there']} of {there['of']} samples over {len(s['tasks'])} tasks ({s['split']}), turns: {s['turns']}"]
-    if summary["partial"]:
-        lines.append(f"PARTIAL: {len(summary['tasks_not_finished'])} tasks are not finished; the same command goes on")
-    if refused := summary["tasks_refused"]:
-        lines.append(f"REFUSED: {len(refused)} tasks are none to the sandbox, and their samples count as wrong whatever they hold; see below")
-    for which, title in _TITLES.items():
-        for baseline, groups in summary["scores"][which].items() if which == "last_turn" or s["turns"] > 1 else ():
-            lines += ["", f"{f'{title}, over {baseline}':{_FIRST}}" + "".join(f"{name:>{_WIDE}}" for name in groups)]
-            counts = [f"{g['tasks']}, {g['samples']}" for g in groups.values()]
-            lines.append(f"{'tasks, samples':{_FIRST}}" + "".join(f"{count:>{_WIDE}}" for count in counts))
-            rows = [("compiled", _share, [g["compiled"] for g in groups.values()])]
-            rows += [(_fast_name(p), _share, [g["fast"][p] for g in groups.values()]) for p in next(iter(groups.values()))["fast"]]
-            rows += [(name, _times, [g[key] for g in groups.values()]) for name, key in (("geometric mean", "geomean"), ("mean *", "mean"))]
-            lines += [f"{name:{_FIRST}}" + "".join(f"{say(value):>{_WIDE}}" for value in values) for name, say, values in rows]
-    lines += _scaling_lines(summary) + ["", *_notes(summary)]
-    return "\n".join(lines)
-
-
-def _fast_name(p: str) -> str:
-    return "correct (Fast_0)" if p == "0" else f"Fast_{p}"
-
-
-def _share(value: Mapping[str, float | None]) -> str:
-    return _with_interval(value, lambda x: f"{100 * x:.1f}", " %")
-
-
-def _times(value: Mapping[str, float | None]) -> str:
-    return _with_interval(value, lambda x: f"{x:.2f}", " x")
-
-
-def _with_interval(value: Mapping[str, float | None], say: Any, unit: str) -> str:
-    if value["value"] is None:
-        return "-"
-    return f"{say(value['value'])}{unit} ({say(value['low'])} to {say(value['high'])})" if value["low"] is not None else say(value["value"]) + unit
-
-
-def _scaling_lines(summary: Mapping[str, Any]) -> list[str]:
-    lines: list[str] = []
-    for baseline, rows in summary["scaling"].items():
-        if len(rows) > 2:  # more than one candidate a task
-            titles = "".join(f"{title:>{_WIDE}}" for title in ("correct", "Fast_1", "geometric mean"))
-            lines += ["", f"{f'best of k, over {baseline}':{_FIRST}}{'k':>6}{'samples x turns':>18}{titles}"]
-        for row in rows if len(rows) > 2 else ():
-            cells = "".join(f"{say(row[key]):>{_WIDE}}" for key, say in (("correct", _share), ("fast_1", _share), ("geomean", _times)))
-            product = f"{row['samples']} x {row['turns']}"
-            lines.append(f"  {row['way']:{_FIRST - 2}}{row['candidates']:>6}{product:>18}{cells}")
-    return lines
-
-
-def _notes(summary: Mapping[str, Any]) -> list[str]:
-    missing, noisy, cost, tokens, c = (summary[name] for name in ("missing", "noisy", "cost", "tokens", "candidates"))
-    lines = [
-        "Intervals: 95 %, over tasks, samples and the clock (of best of k over tasks alone); without width where all samples agree, however few.",
-        "* what does not count is 0",
-        "last turns: " + ", ".join(f"{outcome} {n}" for outcome, n in summary["outcomes"].items()),
-    ]
-    lines.append(f"without a kernel: {missing['samples']} samples" + _counted_list(missing["reasons"]))
-    lines.append("integrity: " + (", ".join(f"{rule} {n}" for rule, n in summary["integrity"].items()) or "no rule fired"))
-    if noisy["of"]:
-        lines.append(f"noisy: {noisy['kernels']} of {noisy['of']} timed kernels (the interval holds 1, or the machine was restless)")
-    if summary["speed_not_counted"]:
-        lines.append(f"speed not counted: {summary['speed_not_counted']} correct kernels, whose work is not their own")
-    lines += [f"not timed against {name}: {n} kernels, which count as no faster" for name, n in summary["not_timed_against"].items()]
-    lines += [f"refused by the sandbox: {name}: {reason}" for name, reason in summary["tasks_refused"].items()]
-    lines += [f"does not fit: {name}: {reason}" for name, reason in summary["tasks_that_do_not_fit"].items()]
-    if tokens:
-        lines.append(f"tokens: {tokens['prompt']:,} of prompts, {tokens['answers']:,} of answers")
-    if "tokens" in cost:
-        money = f"{cost['cost']:.4f} for " if cost["cost"] is not None else ""
-        lines.append(f"spent: {money}{cost['tokens']:,} tokens in all, skills' choices and answers of no use included")
-    machines = {f"{session['machine']['processor']}, GPU {session['machine']['gpu']}" for session in summary["sessions"]}
-    if len(machines) > 1:
-        lines.append(f"MIXED: judged on different machines, whose timings are not comparable: {'; '.join(sorted(machines))}")
-    lines.append(f"candidates: {c['handed_in']} in {c['turns']} turns, {c['distinct']} distinct ones judged; {summary['wall_s']:.0f} s")
-    return lines
-
-
-def _counted_list(counts: Mapping[str, int]) -> str:
-    shown = [f"{' '.join(reason.split())[:80]} {n}" for reason, n in list(counts.items())[:4]]
-    return f" ({'; '.join(shown)}{'; ...' if len(counts) > 4 else ''})" if counts else ""
-
-
-def comparison_table(found: Mapping[str, Any], against: str) -> str:
-    """What `compare` has found, as text."""
-    lines = [f"less {against}, over the {found['tasks']} tasks in both (here alone {found['only_own']}, there alone {found['only_other']})"]
-    for which, by_baseline in found["differences"].items():
-        lines.append(f"{_TITLES[which]:20}" + "".join(f"{f'over {name}':>28}" for name in by_baseline))
-        for name in _STATISTICS:
-            say = _points if name.startswith("Fast") else _more
-            lines.append(f"  {name:18}" + "".join(f"{_with_interval(own[name], say, ''):>28}" for own in by_baseline.values()))
-    lines.append("shares in points of 100; intervals: 95 %, tasks drawn together")
-    return "\n".join([*lines, *(f"differs: {text}" for text in found.get("settings", ()))])
-
-
-def _points(x: float) -> str:
-    return f"{100 * x:+.1f}"
-
-
-def _more(x: float) -> str:
-    return f"{x:+.2f}"

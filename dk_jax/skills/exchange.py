@@ -145,3 +145,13 @@ def _write(path: Path, text: str) -> None:
     # Line ends as they are in the text, on any system.
     partial.write_text(text, encoding="utf-8", newline="")
     os.replace(partial, path)
+
+
+def read_offered(path: Path) -> list[Skill]:
+    """Skills of a .jsonl, of a Markdown file or of a directory of these, that may be offered: not those at rest, retired or rejected.
+
+    Raises:
+        BadSkillFile: as the readers of these.
+    """
+    read = read_jsonl if path.suffix == ".jsonl" else read_markdown
+    return [skill for _, skill in read(path) if skill.status in ("candidate", "active")]

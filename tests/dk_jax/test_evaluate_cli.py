@@ -167,7 +167,7 @@ def test_a_summary_alone_compares_with_another_evaluation(done):
         ("endpoint", 1, "error: --policy=endpoint: --base_url is missing"),
         ("key", 1, "error: the environment variable NO_KEY holds no key for h"),
         ("nothing", 1, "error: empty holds no evaluation: there is no settings.json"),
-        ("config", 2, "error: the recipe has no key"),
+        ("config", 2, "error: --config.evaluation.sample=1: the recipe has no key"),
     ],
 )
 def test_errors_are_one_line_that_says_what_is_wrong(done, name, code, said):

@@ -1,22 +1,15 @@
-"""Protocol v1: the requests, results and errors that cross the sandbox's socket. Imports neither torch nor
-triton."""
+"""Requests, results and errors of evaluations, and what a server says of itself."""
 
 from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
-from pydantic_core import InitErrorDetails, PydanticCustomError
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
 PROTOCOL_VERSION = 1
 MAX_SOURCE_BYTES = 256 * 1024
 MAX_CANDIDATES = 64
-MAX_PAIRS = 256
-"""That a verification's rule may look at."""
-MAX_LOOKS = 32
-EXACT_PAIRS = 14
-"""The signs of so many pairs are enumerated, and those of later ones drawn with a fixed seed."""
-RULE_KINDS = ("sequential", "paper")
 
 Outcome = Literal[
     "ok",
@@ -43,16 +36,17 @@ Identifier = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_lengt
 ClientKey = Annotated[str, Field(min_length=1, max_length=200)]
 ClientName = Annotated[str, Field(max_length=100)]
 Priority = Annotated[int, Field(ge=0, le=9)]
-Factor = Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)]
-Speedup = Annotated[float, Field(gt=0, le=1e15, allow_inf_nan=False)]
 
 
-class _Request(BaseModel):
+class Request(BaseModel):
+    """What clients send: no field that is not known."""
+
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class _Reply(BaseModel):
-    # A newer server may send fields that an older client does not know.
+class Reply(BaseModel):
+    """What the server sends: a newer one may send fields that an older client does not know."""
+
     model_config = ConfigDict(extra="ignore", frozen=True)
 
 
@@ -69,7 +63,7 @@ def _bounded_source(text: str) -> str:
     return text
 
 
-class TaskSpec(_Request):
+class TaskSpec(Request):
     """What is to be optimised: a PyTorch reference in KernelBench form.
 
     Attributes:
@@ -95,7 +89,7 @@ class TaskSpec(_Request):
     _size = field_validator("reference")(_bounded_source)
 
 
-class Candidate(_Request):
+class Candidate(Request):
     """A kernel to judge: a Python `module` that defines `ModelNew`, or a bare `kernel` (see
     /v1/capabilities)."""
 
@@ -115,7 +109,7 @@ class Candidate(_Request):
         return self
 
 
-class RewardSpec(_Request):
+class RewardSpec(Request):
     """How a verdict is rewarded.
 
     "weighted": reward = correct * (w_correct + w_speed * min(speedup, speedup_cap) + w_coverage * coverage).
@@ -135,7 +129,7 @@ class RewardSpec(_Request):
         return -1.0 if self.kind == "milestones" else 0.0
 
 
-class Options(_Request):
+class Options(Request):
     """How to judge. Deadlines are per stage, in seconds, and start when the stage starts."""
 
     correctness_trials: int = Field(default=3, ge=1, le=20)
@@ -175,7 +169,7 @@ class Options(_Request):
         return self
 
 
-class EvaluationRequest(_Request):
+class EvaluationRequest(Request):
     """Candidates to judge against one task. Idempotent by `client_key`. `client`: clients of different names take turns.
     `priority`: of this client's own work the highest comes first."""
 
@@ -188,13 +182,13 @@ class EvaluationRequest(_Request):
     options: Options = Options()
 
 
-class EvaluationsAccepted(_Reply):
+class EvaluationsAccepted(Reply):
     """Ids in the order of the request's candidates."""
 
     ids: list[str]
 
 
-class Trial(_Reply):
+class Trial(Reply):
     """One correctness trial on fresh inputs. `reason` says what was wrong, with numbers."""
 
     ok: bool
@@ -203,7 +197,7 @@ class Trial(_Reply):
     max_rel_err: float | None = None
 
 
-class Span(_Reply):
+class Span(Reply):
     """Time of one call: median over blocks and its 95 % interval, in milliseconds. `host_ms`: apart from it, what the host takes to
     issue a call (on a GPU, by the clock of the process that calls; no part of any speed)."""
 
@@ -214,7 +208,7 @@ class Span(_Reply):
     host_ms: float | None = None
 
 
-class Audited(_Reply):
+class Audited(Reply):
     """Time of one call on inputs never seen before, on the oracle's clock. `replayed`: the calls were recorded and replayed
     at once, without the host's launches."""
 
@@ -223,7 +217,7 @@ class Audited(_Reply):
     replayed: bool
 
 
-class Timing(_Reply):
+class Timing(Reply):
     """Speed of a candidate. `noisy`: the interval of the speedup contains 1, there was unrest, or the audit had to rule. `unrest`: by so much
     slower or faster the reference ran than it usually does, or the candidate in a second timing (on a CPU; 1 is calm). `bound_by`: which clock
     ruled. `audited`: what the speed was held against, if it was."""
@@ -254,7 +248,7 @@ class Timing(_Reply):
         return ratio if other.low_ms > self.candidate.high_ms else min(ratio, 1.0)
 
 
-class KernelTime(_Reply):
+class KernelTime(Reply):
     """A kernel's share of the device time of one call; `own`: it is the candidate's."""
 
     name: str
@@ -263,14 +257,14 @@ class KernelTime(_Reply):
     own: bool = False
 
 
-class Finding(_Reply):
+class Finding(Reply):
     """An integrity rule that fired, and what was seen."""
 
     rule: str
     evidence: str
 
 
-class Build(_Reply):
+class Build(Reply):
     """An extension that the candidate has asked for. `road`: the one that built it, now or (`cached`) when it came into the cache;
     None if it was refused or did not compile. `seconds`: that the candidate waited for it. `name`: in ASCII, what else it holds
     escaped."""
@@ -281,14 +275,14 @@ class Build(_Reply):
     seconds: float = 0.0
 
 
-class Reward(_Reply):
+class Reward(Reply):
     """The reward and its named, already weighted parts; the parts add up to the total."""
 
     total: float = 0.0
     parts: dict[str, float] = {}
 
 
-class EvaluationResult(_Reply):
+class EvaluationResult(Reply):
     """Verdict on one candidate. `outcome` is None until `state` is "done"."""
 
     id: str
@@ -332,244 +326,13 @@ class EvaluationResult(_Reply):
         return (self.speedup or 0.0) if self.correct and self.speed_rewarded else 0.0
 
 
-class VerificationTask(_Request):
-    """One arm of a verification: the same task with and without the skill."""
-
-    task: TaskSpec
-    control: list[Candidate] = Field(min_length=1, max_length=MAX_CANDIDATES)
-    treated: list[Candidate] = Field(min_length=1, max_length=MAX_CANDIDATES)
-
-
-class SequentialRuleSpec(_Request):
-    """Decide by a paired sign-flip permutation test with alpha spending (`sandbox.verification`, which says how it works).
-
-    Attributes:
-      min_ratio: gain that must be exceeded, as a speedup ratio.
-      alpha: chance of accepting what gains no more than that.
-      looks: numbers of pairs, former requests' included, after which to look, ascending. They are to be fixed before the first
-        request. None is one look at all pairs of a request that has no `earlier` ones.
-      bar: speedup over eager that the best treated candidate must reach.
-      fail_speedup: speedup that a failed candidate counts as in the effect.
-      mixed_ratio: what a pair with one failure counts as in the test, as a speedup ratio in favour of the other candidate.
-      futility: give up at a look whose own p-value exceeds this; 1 never gives up.
-      spend_power: 1 spends alpha evenly over the pairs, more keeps it for later looks.
-      statistic: what a pair's evidence is, "differences" of log-speedups or of "ranks" within an arm.
-    """
-
-    kind: Literal["sequential"] = "sequential"
-    min_ratio: Factor = 1.0
-    alpha: float = Field(default=0.1, gt=0, lt=1)
-    looks: tuple[Annotated[int, Field(ge=1, le=MAX_PAIRS)], ...] | None = None
-    bar: float = Field(default=1.2, ge=0, le=1000)
-    fail_speedup: float = Field(default=0.25, ge=1e-6, le=1000)
-    mixed_ratio: float = Field(default=1.4, ge=1, le=1000)
-    futility: float = Field(default=0.5, ge=0, le=1)
-    spend_power: float = Field(default=1.0, gt=0, le=100)
-    statistic: Literal["differences", "ranks"] = "differences"
-
-    @field_validator("looks")
-    @classmethod
-    def _looks_ascend_and_can_show_alpha(cls, looks: tuple[int, ...] | None, info: ValidationInfo) -> tuple[int, ...] | None:
-        if looks is None:
-            return None
-        if not 1 <= len(looks) <= MAX_LOOKS or list(looks) != sorted(set(looks)):
-            text = "looks must be 1 to {most} ascending numbers of pairs, got {looks}"
-            raise PydanticCustomError("looks_not_ascending", text, {"most": MAX_LOOKS, "looks": str(list(looks))})
-        if problem := cannot_show(looks[-1], info.data.get("alpha", 1.0)):
-            raise PydanticCustomError("too_few_pairs", "{problem}", {"problem": problem})
-        return looks
-
-
-class PaperRuleSpec(_Request):
-    """Decide as daVinci-kernel (arXiv 2606.16497) does: the treated candidate of a single pair is correct and fast enough. No error rate
-    is controlled.
-
-    Attributes:
-      min_absolute: speedup over eager that it must reach.
-      min_ratio: times the control's speedup that it must reach.
-      fail_speedup: what a failed candidate counts as when the effect is computed.
-    """
-
-    kind: Literal["paper"] = "paper"
-    min_absolute: float = Field(default=1.2, ge=0, le=1000)
-    min_ratio: Factor = 1.2
-    fail_speedup: float = Field(default=0.25, ge=1e-6, le=1000)
-
-
-RuleSpec = Annotated[SequentialRuleSpec | PaperRuleSpec, Field(discriminator="kind")]
-
-
-def cannot_show(pairs: int, alpha: float) -> str:
-    """Why so many pairs can't show an error rate, whatever they are, or ""."""
-    least = 2.0 ** -min(pairs, EXACT_PAIRS)
-    advice = "Add pairs or raise alpha." if pairs < EXACT_PAIRS else "Raise alpha."
-    return f"{pairs} pairs can't show an error rate of {alpha:g}: the smallest p-value is {least:.2g}. {advice}" if alpha < least else ""
-
-
-class PairedSpeedups(_Reply):
-    """Of one look at one arm: speedups over eager of the pairs' candidates, None for one that failed or whose speed does not count."""
-
-    control: list[Speedup | None] = Field(min_length=1)
-    treated: list[Speedup | None] = Field(min_length=1)
-
-    @field_validator("treated")
-    @classmethod
-    def _they_pair_up(cls, treated: list[float | None], info: ValidationInfo) -> list[float | None]:
-        if len(treated) != len(control := info.data.get("control", treated)):
-            raise _no_pairs(len(control), len(treated))
-        return treated
-
-
-def _no_pairs(control: int, treated: int) -> PydanticCustomError:
-    return PydanticCustomError(
-        "no_pairs", "{control} control and {treated} treated candidates do not form pairs", {"control": control, "treated": treated}
-    )
-
-
-class VerificationRequest(_Request):
-    """Paired arms judged interleaved (control, treated, control, ...) on one device. `client`, `priority`: as for evaluations,
-    which come after verifications where neither says otherwise.
-
-    Attributes:
-      rule: decides, once all is judged, whether the treated candidates are better. Pair i of an arm is its i-th control and its i-th
-        treated candidate.
-      earlier: the pairs of former requests that the rule counts too: look by look, in the order in which they were asked for, those of
-        each of the arms. A former answer's `samples` are that.
-    """
-
-    protocol_version: Literal[1] = PROTOCOL_VERSION
-    client_key: ClientKey | None = None
-    client: ClientName = ""
-    priority: Priority = 1
-    arms: list[VerificationTask] = Field(min_length=1, max_length=16)
-    options: Options = Options()
-    rule: RuleSpec | None = None
-    earlier: list[list[PairedSpeedups]] = []
-
-    @property
-    def pairs(self) -> int:
-        """That a rule would have: earlier ones and those to be judged."""
-        return sum(len(arm.control) for arm in self.arms) + sum(len(arm.control) for look in self.earlier for arm in look)
-
-    @model_validator(mode="after")
-    def _the_rule_can_be_followed(self) -> VerificationRequest:
-        problem = None
-        if self.rule is not None:
-            problem = self._unpaired() or (self._against_paper() if self.rule.kind == "paper" else self._against_sequential(self.rule))
-        elif self.earlier:
-            problem = ("earlier",), PydanticCustomError("no_rule", "earlier pairs are for a rule to count: send `rule` too, or leave them out")
-        if problem is not None:
-            where, error = problem
-            # Raised so, the error names the field; one raised alone would name the whole request.
-            raise ValidationError.from_exception_data("VerificationRequest", [InitErrorDetails(type=error, loc=where, input=None)])
-        return self
-
-    def _unpaired(self) -> _Problem | None:
-        if self.options.timing == "none":
-            return ("options", "timing"), PydanticCustomError("no_speeds", "a rule decides by speeds: timing must be 'quick' or 'full'")
-        for number, arm in enumerate(self.arms):
-            if len(arm.control) != len(arm.treated):
-                return ("arms", number, "treated"), _no_pairs(len(arm.control), len(arm.treated))
-        for number, look in enumerate(self.earlier):
-            if len(look) != len(self.arms):
-                text = "this look has {found} arms and the request {arms}: send the pairs of the same arms, in the same order"
-                return ("earlier", number), PydanticCustomError("other_arms", text, {"found": len(look), "arms": len(self.arms)})
-        return None
-
-    def _against_paper(self) -> _Problem | None:
-        if self.earlier:
-            return ("earlier",), PydanticCustomError("paper_has_one_look", "rule 'paper' looks once: leave earlier pairs out")
-        if self.pairs != 1:
-            text = "rule 'paper' compares one control with one treated candidate of one arm, got {pairs} pairs"
-            return ("arms",), PydanticCustomError("paper_has_one_pair", text, {"pairs": self.pairs})
-        return None
-
-    def _against_sequential(self, rule: SequentialRuleSpec) -> _Problem | None:
-        if rule.looks is None and self.earlier:
-            text = "looks must be given where there are earlier pairs, and be the same in each request of the test"
-            return ("rule", "looks"), PydanticCustomError("looks_missing", text)
-        if rule.looks is None and (problem := cannot_show(self.pairs, rule.alpha)):
-            return ("rule", "alpha"), PydanticCustomError("too_few_pairs", "{problem}", {"problem": problem})
-        if self.pairs > (most := rule.looks[-1] if rule.looks else MAX_PAIRS):
-            text = "there are {pairs} pairs, earlier ones included, and the last look is after {most}: the others would not count"
-            return ("rule", "looks"), PydanticCustomError("too_many_pairs", text, {"pairs": self.pairs, "most": most})
-        return None
-
-
-_Problem = tuple[tuple[str | int, ...], PydanticCustomError]
-"""Where in a request, and what."""
-
-
-class EvaluationResults(_Reply):
+class EvaluationResults(Reply):
     """Of the evaluations asked for, in their order, those before the first that is not done."""
 
     results: list[EvaluationResult]
 
 
-class VerificationAccepted(_Reply):
-    id: str
-
-
-class VerificationArm(_Reply):
-    control: list[EvaluationResult]
-    treated: list[EvaluationResult]
-
-
-class ArmSamples(PairedSpeedups):
-    """One look's pairs of one arm, as the rule has counted them; None for pairs after those that the decision rests on.
-
-    Attributes:
-      differences: log speedup(treated) - log speedup(control), failures as `fail_speedup`. The effect is exp of their mean over all
-        arms and looks.
-      evidence: what a pair says for the treated side in the test, of which `p` is the p-value; None under rule "paper".
-    """
-
-    differences: list[float | None]
-    evidence: list[float | None]
-
-
-class VerificationDecision(_Reply):
-    """What the rule says.
-
-    Attributes:
-      status: "accept", "reject", or "continue": more pairs are needed, or the sandbox could not judge some of these.
-      effect: speedup ratio, treated over control (geometric mean over pairs); 1 without any pair.
-      low, high: its 95 % interval (Student's t on the log-differences), None below two pairs.
-      p: p-value at the last look, counting earlier looks; None where the rule has none or no look was reached.
-      spent: error rate that p was held against, or None.
-      n: pairs that the decision rests on, in the order of `samples`: look by look, in each arm by arm.
-      best: highest speedup over eager of a correct treated candidate among them, 0 if none was correct.
-      reason: the decision in words.
-    """
-
-    status: Literal["accept", "reject", "continue"]
-    effect: float
-    low: float | None = None
-    high: float | None = None
-    p: float | None = None
-    spent: float | None = None
-    n: int
-    best: float
-    reason: str
-
-
-class VerificationResult(_Reply):
-    """Results in the order of the request; `state` is "done" when every evaluation is.
-
-    Attributes:
-      decision: of the request's rule; None without one, and until all is done.
-      samples: what the decision rests on: earlier looks and this one, in each the arms. Where the sandbox could not judge some candidate
-        this look is not among them: its pairs are not comparable, and are to be judged again.
-    """
-
-    id: str
-    state: State
-    arms: list[VerificationArm]
-    decision: VerificationDecision | None = None
-    samples: list[list[ArmSamples]] = []
-
-
-class StageEvent(_Reply):
+class StageEvent(Reply):
     """One line of /v1/evaluations/stream: a stage change, or (state "done") the result."""
 
     id: str
@@ -578,7 +341,7 @@ class StageEvent(_Reply):
     result: EvaluationResult | None = None
 
 
-class QueueHealth(_Reply):
+class QueueHealth(Reply):
     waiting: int
     running: int
     limit: int
@@ -586,7 +349,7 @@ class QueueHealth(_Reply):
     workers_ready: int
 
 
-class Health(_Reply):
+class Health(Reply):
     """Liveness; a server that is "draining" finishes what it has and takes no more. `level` is the isolation in force, `features`
     what it consists of, `missing` what it lacks."""
 
@@ -602,7 +365,7 @@ class Health(_Reply):
     uptime_s: float = 0.0
 
 
-class LanguageSupport(_Reply):
+class LanguageSupport(Reply):
     """What a server can do with a language: `timing` False means correctness only; `problem` says why not
     at all."""
 
@@ -613,7 +376,7 @@ class LanguageSupport(_Reply):
     problem: str = ""
 
 
-class Capabilities(_Reply):
+class Capabilities(Reply):
     protocol_version: int = PROTOCOL_VERSION
     languages: dict[str, LanguageSupport]
     devices: list[str]
@@ -621,7 +384,7 @@ class Capabilities(_Reply):
     kernel_form: dict[str, dict]
 
 
-class ErrorReply(_Reply):
+class ErrorReply(Reply):
     """Body of every 4xx and 5xx answer."""
 
     error: str
