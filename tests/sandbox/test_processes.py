@@ -1,5 +1,6 @@
 """Looks at the processes of a jail: both ways find the same, and a kernel without lists of children is no reason to miss one."""
 
+import inspect
 import os
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from tests.sandbox.helpers import eventually
 
 TREE = """
 import subprocess, sys, threading, time
-deeper = [sys.executable, "-c", "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(60)'])"]
+deeper = [sys.executable, "-c", "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(600)'])"]
 threading.Thread(target=lambda: subprocess.run(deeper)).start()
 subprocess.run(deeper)
 """
@@ -43,14 +44,18 @@ def test_without_lists_of_children_every_look_goes_over_all_processes(monkeypatc
     assert len(processes.watched_members(family)) == 5
 
 
-def test_a_chain_of_a_thousand_generations_is_no_reason_to_stumble():
-    chain = "import os, time\nfor _ in range(1200):\n    if os.fork(): break\nelse:\n    print(flush=True)\ntime.sleep(60)"
+def test_a_chain_deeper_than_the_stack_may_be_is_no_reason_to_stumble():
+    length = 400
+    chain = f"import os, time\nfor _ in range({length}):\n    if os.fork(): break\nelse:\n    print(flush=True)\ntime.sleep(600)"
     process = subprocess.Popen([sys.executable, "-S", "-c", chain], stdout=subprocess.PIPE, start_new_session=True)
+    limit = sys.getrecursionlimit()
     try:
-        process.stdout.readline()
-        assert len(list(processes._tree(process.pid))) == 1201
-        assert len({pid for pid, _ in processes._states(process.pid)}) == 1201
+        assert process.stdout.readline() == b"\n"
+        sys.setrecursionlimit(len(inspect.stack()) + length // 2)
+        assert len(list(processes._tree(process.pid))) == length + 1
+        assert len({pid for pid, _ in processes._states(process.pid)}) == length + 1
     finally:
+        sys.setrecursionlimit(limit)
         os.killpg(process.pid, 9)
         process.wait()
 
