@@ -170,18 +170,21 @@ def choose_schemes(
     config: RolloutConfig,
     samples: int,
     seed_of: Callable[[Trajectory, int], int],
+    index: SkillIndex | None = None,
 ) -> tuple[list[Trajectory], dict[tuple[str, int], tuple[str, ...]]]:
     """The selection agent's trajectories, and the skills of each (task, scheme), `samples` schemes a task.
 
     With `config.selector` "bm25" there are no trajectories: each of a task's schemes is the first `max_skills` that retrieval finds, or
-    as many of them as fit into the context. Without skills, or without `use_skills`, both are empty.
+    as many of them as fit into the context. Without skills, or without `use_skills`, both are empty. `index`: over the skills of an
+    earlier call, made to follow `active`.
     """
     if not active or not config.use_skills:
         return [], {}
+    index, schemes = SkillIndex() if index is None else index, {}
+    index.follow(active)
     if config.selector == "llm":
-        chosen = select_skills(speaker, tasks, active, config=config, samples=samples, seed_of=seed_of)
+        chosen = select_skills(speaker, tasks, index, config=config, samples=samples, seed_of=seed_of)
         return chosen, {(t.task, t.scheme): t.skills for t in chosen}
-    index, schemes = SkillIndex(active), {}
     for task in tasks:
         view = task_view(task, language=config.language, form=config.form)
         skills = index.top(selection.query(view), config.max_skills)
@@ -194,7 +197,7 @@ def choose_schemes(
 def select_skills(
     speaker: Speaker,
     tasks: Sequence[Task],
-    active: Sequence[Skill],
+    index: SkillIndex,
     *,
     config: RolloutConfig,
     samples: int,
@@ -205,7 +208,6 @@ def select_skills(
     A malformed call chooses nothing and carries its error in the turn; it is penalised by the caller, not rewarded as an
     empty choice (DESIGN 3.4).
     """
-    index = SkillIndex(active)
     trajectories, prompts = [], []
     for task in tasks:
         view = task_view(task, language=config.language, form=config.form)
@@ -305,6 +307,7 @@ def collect(
     step: int,
     checked: Sequence[Task] = (),
     progress: Callable[[int], None] | None = None,
+    index: SkillIndex | None = None,
 ) -> StepRollouts:
     """One step's rollouts for all agents.
 
@@ -317,6 +320,7 @@ def collect(
         config, seed, step: equal values and equal verdicts give equal rollouts.
         checked: further tasks, whose kernels are checked and not timed.
         progress: called with the number of newly judged turns.
+        index: of an earlier step, which spares making a new one over `active`.
     """
     names = [t.name for t in (*tasks, *checked)]
     if len(set(names)) != len(names):
@@ -329,7 +333,7 @@ def collect(
             seed, "rl", step, trajectory.agent, trajectory.task, trajectory.group, trajectory.scheme, trajectory.member, turn
         )
 
-    chosen, sets = choose_schemes(speaker, tasks, active, config=config, samples=config.selections, seed_of=seed_of)
+    chosen, sets = choose_schemes(speaker, tasks, active, config=config, samples=config.selections, seed_of=seed_of, index=index)
     rollouts = [
         Trajectory(
             agent="policy",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -37,10 +37,8 @@ class SkillIndex:
     """
 
     def __init__(self, skills: Iterable[Skill | SkillDraft] = ()):
-        self._skills: list[Skill | SkillDraft | None] = list(skills)  # by row; None where one was removed
         self._rows: dict[str | tuple, list[int]] = {}
-        self._number()
-        self._bm25 = Bm25(words(_text(skill)) for skill in self._skills)
+        self._fill(skills)
 
     def __len__(self) -> int:
         return len(self._bm25)
@@ -70,6 +68,22 @@ class SkillIndex:
             self._skills = [self._skills[row] for row in self._bm25.compact()]
             self._number()
 
+    def follow(self, skills: Sequence[Skill | SkillDraft]) -> None:
+        """Has the index hold these skills in this order: as a new one over them, but where it can be it only removes and adds."""
+        wanted = {_key(skill): skill for skill in skills}
+        there = [skill for skill in self._skills if skill is not None]
+        kept = [skill for skill in there if _same_text(skill, wanted.get(_key(skill)))]
+        if len(wanted) < len(skills) or [_key(skill) for skill in kept] != [_key(skill) for skill in skills[: len(kept)]]:
+            self._fill(skills)
+            return
+        staying = {_key(skill) for skill in kept}
+        for skill in there:
+            if _key(skill) not in staying:
+                self.remove(skill)
+        for skill in skills[len(kept) :]:
+            self.add(skill)
+        self._skills = [skill and wanted[_key(skill)] for skill in self._skills]  # usage and evidence may be others by now
+
     def scores(self, query: str) -> np.ndarray:
         """The BM25 score of every skill, f64[number of skills], in the order in which they were given.
 
@@ -85,6 +99,11 @@ class SkillIndex:
         Skills that share no word with the query come last, so that a small library is shown whole.
         """
         return [self._skills[row] for row in self._bm25.top(words(query), k)]
+
+    def _fill(self, skills: Iterable[Skill | SkillDraft]) -> None:
+        self._skills: list[Skill | SkillDraft | None] = list(skills)  # by row; None where one was removed
+        self._number()
+        self._bm25 = Bm25(words(_text(skill)) for skill in self._skills)
 
     def _number(self) -> None:
         self._rows.clear()
@@ -102,6 +121,10 @@ class SkillIndex:
 def _key(skill: Skill | SkillDraft) -> str | tuple:
     """The skill's id; its text if it has none."""
     return getattr(skill, "id", "") or (skill.name, skill.description, skill.scope, tuple(skill.tags), skill.content)
+
+
+def _same_text(skill: Skill | SkillDraft, other: Skill | SkillDraft | None) -> bool:
+    return other is not None and all(getattr(skill, name) == getattr(other, name) for name in ("name", "description", "tags", "content"))
 
 
 def _text(skill: Skill | SkillDraft) -> str:

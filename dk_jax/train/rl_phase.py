@@ -20,6 +20,7 @@ from dk_jax.rollout.digest import rollout_metrics, skill_usage
 from dk_jax.rollout.episode import StepRollouts, collect
 from dk_jax.rollout.trajectory import save_trajectories
 from dk_jax.skills.lifecycle import Lifecycle
+from dk_jax.skills.retrieval import SkillIndex
 from dk_jax.tasks.task import Task
 from dk_jax.train import setup, updaters
 from dk_jax.train.agent_metrics import agent_metrics
@@ -58,6 +59,7 @@ class RLPhase:
         self._unsettled: TrainState | None = None
         rules = setup.lifecycle_rules(run.cfg)
         self.lifecycle = Lifecycle(rules) if rules else None
+        self._index = SkillIndex()  # over the skills of the step before
 
     def close(self) -> None:
         self.checkpoints.close()
@@ -219,6 +221,7 @@ class RLPhase:
             step=step,
             checked=checked,
             progress=progress,
+            index=self._index,
         )
 
     def learn(self, state: TrainState, rollouts: StepRollouts, behaviour: Behaviour) -> tuple[TrainState, dict[str, float]]:

@@ -157,6 +157,38 @@ def test_an_index_that_grew_and_shrank_equals_a_new_one_bit_for_bit(road):
         assert grown.top(query) == new.top(query)
 
 
+def test_an_index_that_follows_a_library_equals_a_new_one(monkeypatch):
+    rng, index, built = np.random.default_rng(3), SkillIndex(), []
+    fill = SkillIndex._fill
+    monkeypatch.setattr(SkillIndex, "_fill", lambda self, skills: (self is index and built.append(len(self)), fill(self, skills)))
+    library = [dataclasses.replace(Skill.from_draft(skill(f"s{i}", " ".join(zipf_words(rng, 12)))), id=f"{i:04d}") for i in range(400)]
+    there = library[:50]
+    for step in range(12):
+        leaving = set(rng.permutation(len(there))[: rng.integers(0, 40)].tolist())
+        there = [one for i, one in enumerate(there) if i not in leaving] + library[50 + 25 * step : 75 + 25 * step]
+        there = [dataclasses.replace(one, usage=dataclasses.replace(one.usage, shown=step)) for one in there]
+        if step == 8:  # one that was away is back where it was
+            away = next(one for one in library if one.id not in {other.id for other in there})
+            there = sorted([*there, away], key=lambda one: one.id)
+        if step == 10:
+            there[3] = dataclasses.replace(there[3], content="rewritten text")
+        index.follow(there)
+        assert len(built) == (step >= 8) + (step >= 10)
+        new = SkillIndex(there)
+        for _ in range(5):
+            query = " ".join(zipf_words(rng, 15))
+            np.testing.assert_array_equal(index.scores(query), new.scores(query))
+            assert index.top(query) == new.top(query)
+    index.follow([])
+    assert len(index) == 0 and index.top("a") == []
+
+
+def test_drafts_are_followed_too():
+    index = SkillIndex(SKILLS)
+    index.follow(SKILLS[1:])
+    assert index.top("", k=9) == SKILLS[1:]
+
+
 def test_a_thousand_documents_with_columns_out_of_date():
     rng = np.random.default_rng(2)
     documents = [zipf_words(rng, 20, vocabulary=400) for _ in range(1500)]
