@@ -1,5 +1,5 @@
 """Command line: `serve` runs a server, `top` watches one, `bench` measures one, `eval` judges one file, `verify` decides between two lots
-of files, `gateway` serves KernelGYM's clients, `doctor` reports on this machine."""
+of files, `admit` looks at tasks themselves, `gateway` serves KernelGYM's clients, `doctor` reports on this machine."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from sandbox import admit as admitting
 from sandbox.client import SandboxBusy, SandboxClient, SandboxRejected, SandboxUnavailable
 from sandbox.jail.plan import LEVELS
 from sandbox.lifeline import ends_with_parent
@@ -100,7 +101,13 @@ def _parser() -> argparse.ArgumentParser:
     evaluate.add_argument(
         "--admit", action="store_true", help="reject a task that a trivial answer would pass"
     )
-    evaluate.add_argument("--profile", action="store_true", help="report kernels and coverage (GPU)")
+    evaluate.add_argument(
+        "--profile",
+        nargs="?",
+        const="kernels",
+        choices=["kernels", "ncu"],
+        help="report kernels and coverage (GPU, where it is the default), with ncu the hardware's counters too",
+    )
     evaluate.add_argument(
         "--socket", type=Path, help="use the server on this socket instead of a private one"
     )
@@ -124,6 +131,11 @@ def _parser() -> argparse.ArgumentParser:
     verify.add_argument("--json", action="store_true", help="print the result model alone")
     _server_arguments(verify)
     verify.set_defaults(run=_verify)
+
+    admit = commands.add_parser("admit", help="examine task files: would a trivial answer pass, what do they take")
+    admitting.add_arguments(admit)
+    _server_arguments(admit)
+    admit.set_defaults(run=_admit)
 
     gateway = commands.add_parser("gateway", help="KernelGYM's HTTP API over TCP in front of a running server")
     gateway.add_argument("--socket", required=True, type=Path, help="of the server")
@@ -329,6 +341,19 @@ def _verify(arguments: argparse.Namespace) -> int:
         result = sandbox.verify(request.arms, request.options, rule=request.rule)
     print(result.model_dump_json(indent=2) if arguments.json else readable_decision(result))
     return 0 if result.decision.status != "continue" else 3
+
+
+def _admit(arguments: argparse.Namespace) -> int:
+    device = arguments.device if arguments.device not in (None, "auto") else _default_device("triton")
+    try:
+        tasks, options = admitting.specs(arguments, [_read(path) for path in arguments.files], device)
+    except ValidationError as error:
+        raise _usage(error) from error
+    with _server(arguments, device, workers=1) as path, SandboxClient(path, retry_for_s=START_S) as client:
+        if arguments.socket is not None and arguments.isolation is not None:
+            _check_level(client.health().level, arguments)
+        admitting.run(client, arguments, tasks, options)
+    return 0
 
 
 def _usage(error: ValidationError) -> UsageError:

@@ -20,6 +20,7 @@ import threading
 import uuid
 from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
+from typing import Literal
 
 import httpx
 
@@ -37,6 +38,7 @@ from sandbox.conversation import (
     stream_parameters,
 )
 from sandbox.protocol import (
+    Admission,
     Candidate,
     Capabilities,
     EvaluationRequest,
@@ -179,10 +181,22 @@ class SandboxClient:
         """
         return self._run(self._conversation.verify(arms, options, client_key, rule, earlier))
 
+    def examine(self, task: TaskSpec, options: Options | None = None, timing: Literal["none", "quick"] = "quick") -> Admission:
+        """What the server finds out about a task itself: whether it can be used, what trivial answers would pass, what it takes.
+
+        Args:
+            options: whose deadlines and memory it has to keep to.
+            timing: "none" leaves times of calls out.
+
+        Raises:
+            SandboxUnavailable: it could not be examined, by no fault of its own.
+        """
+        return self._run(self._conversation.examine(task, options, timing))
+
     def admission(self, task: TaskSpec) -> str:
         """Why the task must not be trained on (a trivial answer would pass, no `Model`, ...); "" when it
         may."""
-        return self._run(self._conversation.admission(task))
+        return self.examine(task, timing="none").refusal
 
     def stream(self, ids: Sequence[str]) -> Iterator[StageEvent]:
         """Stage changes and results as they come; ends when all are done."""
@@ -290,8 +304,11 @@ class AsyncSandboxClient:
     ) -> VerificationResult:
         return await self._run(self._conversation.verify(arms, options, client_key, rule, earlier))
 
+    async def examine(self, task: TaskSpec, options: Options | None = None, timing: Literal["none", "quick"] = "quick") -> Admission:
+        return await self._run(self._conversation.examine(task, options, timing))
+
     async def admission(self, task: TaskSpec) -> str:
-        return await self._run(self._conversation.admission(task))
+        return (await self.examine(task, timing="none")).refusal
 
     async def stream(self, ids: Sequence[str]) -> AsyncIterator[StageEvent]:
         params = stream_parameters(ids)

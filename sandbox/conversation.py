@@ -13,13 +13,15 @@ import time
 import uuid
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import httpx
 from pydantic import BaseModel
 
 from sandbox.protocol import (
     MAX_CANDIDATES,
+    Admission,
+    AdmissionRequest,
     Candidate,
     EvaluationRequest,
     EvaluationResult,
@@ -33,6 +35,7 @@ from sandbox.protocol import (
     VerificationRequest,
     VerificationResult,
     VerificationTask,
+    limits_of,
 )
 
 log = logging.getLogger("sandbox.client")
@@ -252,15 +255,24 @@ class Conversation:
             if result.state == "done":
                 return result
 
-    def admission(self, task: TaskSpec) -> Steps[str]:
-        # The task is examined before anything is built, so a source that cannot build costs next to nothing.
-        probe = Candidate(source="#error admission only\n", language="cpp", form="kernel")
-        if task.device != "cpu":
-            probe = Candidate(source="raise SystemExit('admission only')\n", language="triton")
-        results = yield from self.evaluate(task, [probe], Options(admit=True, timing="none"), None, None)
-        if results[0].outcome == "infra_error":
-            raise SandboxUnavailable(f"the task could not be examined: {results[0].feedback}")
-        return results[0].feedback if results[0].outcome == "task_rejected" else ""
+    def examine(self, task: TaskSpec, options: Options | None, timing: Literal["none", "quick"]) -> Steps[Admission]:
+        limits = limits_of(options or Options())
+        request = AdmissionRequest(client_key=uuid.uuid4().hex, client=self.name, task=task, timing=timing, **limits)
+        accepted = yield from self.post("/v1/admissions", request, EvaluationsAccepted)
+        while True:
+            try:
+                result = yield from self.result(accepted.ids[0], LONG_POLL_S)
+            except SandboxRejected as error:
+                if error.status != 404 or self.retry_for_s <= 0:
+                    raise
+                accepted = yield from self.post("/v1/admissions", request, EvaluationsAccepted)
+                continue
+            if result.state == "done":
+                break
+        try:
+            return Admission.of(result)
+        except ValueError as error:
+            raise SandboxUnavailable(str(error)) from error
 
 
 def error_details(response: httpx.Response) -> dict[str, Any]:

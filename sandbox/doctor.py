@@ -19,6 +19,7 @@ from sandbox.jail import landlock, seccomp
 from sandbox.jail.cgroup import Cgroups, NoCgroups
 from sandbox.jail.plan import LEVELS
 from sandbox.jail.probe import IsolationError, isolation, offered
+from sandbox.profile.ncu import counters_problem, find_ncu
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,6 +133,19 @@ def _gpus() -> Iterator[Finding]:
         )
     nvcc = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
     yield Finding(name="nvcc", ok=None, detail=nvcc or "absent: cuda candidates cannot be built")
+    yield _counters()
+
+
+def _counters() -> Finding:
+    """Whether profile="ncu" can be had at the level that a server takes by itself."""
+    try:
+        level = isolation().name
+    except IsolationError:
+        level = "none"
+    problem = counters_problem(level)
+    if not problem:
+        return Finding(name="hardware counters", ok=True, detail=f"{find_ncu()}, at level {level} (whether they are permitted, the first use shows)")
+    return Finding(name="hardware counters", ok=None, detail=f'not to be had at level {level}: profile="ncu" is refused', advice=problem)
 
 
 def _disk() -> Finding:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sandbox.protocol import EvaluationResult, VerificationResult
+from sandbox.verdict.feedback import nearness
 from sandbox.verdict.timing import MOST_UNREST
 
 
@@ -38,6 +39,12 @@ def readable(result: EvaluationResult, candidate: str, task: str) -> str:
         f"  kernel    {kernel.name[:60]} {100 * kernel.share:.0f}% {kernel.ms:.3g} ms"
         for kernel in result.kernels[:5]
     ]
+    if result.roofline:
+        lines.append(f"  {nearness(result.roofline)}")
+    for counted in result.counters:
+        whose = {True: "own", False: "not own", None: "whose is not known"}[counted.own]
+        lines.append(f"  counters  {counted.kernel[:60]} ({whose}), mean of {counted.launches} launches")
+        lines += [f"    {name:<68} {value:>16,.6g} {counted.units.get(name, '')}" for name, value in counted.metrics.items()]
     lines += [f"  integrity {finding.rule}: {finding.evidence}" for finding in result.integrity]
     lines += [f"  note      {note}" for note in result.notes]
     parts = ", ".join(f"{name} {value:.2f}" for name, value in result.reward.parts.items())

@@ -442,7 +442,8 @@ class Scheduler:
             now = time.monotonic()
             for record, worker, started in list(self._running.values()):
                 options = record.job["options"]
-                limit_s = 120 + 3 * sum(options[name] for name in ("build_s", "load_s", "check_s", "time_s"))
+                stages = ("build_s", "load_s", "check_s", "time_s", *(("ncu_s",) if options["profile"] == "ncu" else ()))
+                limit_s = 120 + 3 * sum(options[name] for name in stages)
                 if now - started > limit_s:
                     text = "runs for more than %.0f s; replacing its oracle process"
                     log.error(text, limit_s, extra=fields(evaluation=record.id, oracle=worker.number))

@@ -10,7 +10,7 @@ import signal
 import socket
 import stat
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import FrameType
@@ -33,6 +33,7 @@ from sandbox.protocol import (
     MAX_CANDIDATES,
     MAX_SOURCE_BYTES,
     RULE_KINDS,
+    AdmissionRequest,
     Candidate,
     Capabilities,
     ErrorReply,
@@ -41,6 +42,7 @@ from sandbox.protocol import (
     EvaluationResults,
     EvaluationsAccepted,
     Health,
+    Options,
     TaskSpec,
     VerificationAccepted,
     VerificationRequest,
@@ -113,6 +115,7 @@ def create_app(settings: Settings, scratch: Path, fleet: Fleet | None = None) ->
         """Queues candidates against one task. Idempotent by `client_key`."""
         offered = served().capabilities
         _check_task(request.task, offered, "task")
+        _check_profile(request.options, [request.task], offered)
         for number, candidate in enumerate(request.candidates):
             _check_candidate(candidate, request.task, offered, f"candidates.{number}")
         ids = scheduler().submit(request)
@@ -141,10 +144,17 @@ def create_app(settings: Settings, scratch: Path, fleet: Fleet | None = None) ->
         now = scheduler().cancel(evaluation_id)
         return now if now.state == "done" else await scheduler().wait(evaluation_id, 10.0)
 
+    @app.post("/v1/admissions", status_code=202)
+    async def examine(request: AdmissionRequest) -> EvaluationsAccepted:
+        """Queues the examination of a task; its one id is asked for and cancelled as an evaluation's."""
+        _check_task(request.task, served().capabilities, "task")
+        return EvaluationsAccepted(ids=scheduler().submit(request.as_evaluation()))
+
     @app.post("/v1/verifications", status_code=202)
     async def verify(request: VerificationRequest) -> VerificationAccepted:
         """Queues paired arms, control and treated taking turns; with a `rule` the result has its decision."""
         offered = served().capabilities
+        _check_profile(request.options, [arm.task for arm in request.arms], offered)
         for number, arm in enumerate(request.arms):
             _check_task(arm.task, offered, f"arms.{number}.task")
             for side in ("control", "treated"):
@@ -336,6 +346,16 @@ def _check_task(task: TaskSpec, offered: Capabilities, field: str) -> None:
             f"{field}.device",
             f"served: {', '.join(offered.devices)}; see `python -m sandbox doctor`",
         )
+
+
+def _check_profile(options: Options, tasks: Sequence[TaskSpec], offered: Capabilities) -> None:
+    if options.profile != "ncu":
+        return
+    if any(task.device == "cpu" for task in tasks):
+        raise _Refused(422, "hardware counters are a GPU's, and the task is for cpu", "options.profile", "use a task with device cuda:N")
+    if not offered.counters.available:
+        hint = f"{offered.counters.problem}; or ask with profile true, for the kernels' shares of time alone"
+        raise _Refused(422, "hardware counters cannot be had here", "options.profile", hint)
 
 
 def _check_candidate(candidate: Candidate, task: TaskSpec, offered: Capabilities, field: str) -> None:

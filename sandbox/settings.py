@@ -16,10 +16,12 @@ from sandbox.build.triton_interpreter import interpreter_missing
 from sandbox.jail.plan import Level
 from sandbox.jail.probe import IsolationError, choose
 from sandbox.logs import LogFormat
+from sandbox.profile.ncu import counters_problem
 from sandbox.protocol import (
     MAX_CANDIDATES,
     MAX_SOURCE_BYTES,
     Capabilities,
+    CounterSupport,
     LanguageSupport,
 )
 
@@ -149,6 +151,7 @@ def capabilities(settings: Settings) -> Capabilities:
     return Capabilities(
         languages={"cpp": _cpp(settings), "triton": _triton(settings), "cuda": _cuda(gpus)},
         devices=list(settings.devices),
+        counters=_counters(settings, gpus),
         limits={
             "max_source_bytes": MAX_SOURCE_BYTES,
             "max_candidates": MAX_CANDIDATES,
@@ -199,6 +202,11 @@ def _cuda(gpus: list[str]) -> LanguageSupport:
     except BuildUnavailable as error:
         problem = str(error)
     return LanguageSupport(available=not problem, forms=["module"], devices=gpus, timing=True, problem=problem)
+
+
+def _counters(settings: Settings, gpus: list[str]) -> CounterSupport:
+    problem = counters_problem(settings.isolation) if gpus else "no NVIDIA GPU is served here; hardware counters are a GPU's"
+    return CounterSupport(available=not problem, problem=problem)
 
 
 def make_scratch() -> Path:

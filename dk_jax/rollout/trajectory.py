@@ -35,8 +35,8 @@ class Verdict:
         feedback: short text for the next turn.
         cached: the sandbox had judged this candidate before.
         speed_rewarded: the speed counts; not where too little of the work is the candidate's own, or that is not known.
-        profile: coverage and the heaviest kernels with their shares of device time, in a line that fits into a prompt; "" where no
-            profiler ran.
+        profile: coverage, the heaviest kernels with their shares of device time, the share of the card's best and, where they were asked
+            for, the hardware counters of the heaviest kernel, in a line that fits into a prompt; "" where no profiler ran.
         speedups: over each baseline that was timed, "eager" among them, credited as `speedup` is; {} when not correct or not timed.
         spread: standard deviation of the logarithm of `speedup` by its interval; 0 where that is not known or holds 1.
         findings: names of the integrity rules that fired.
@@ -131,15 +131,31 @@ def _coverage(coverage: float | None) -> str:
 
 
 def _profile(result: Any) -> str:
-    """Coverage and heaviest kernels of an EvaluationResult, e.g. "coverage 87 %; rows 87 % (own), at::native::reduce_kernel 13 % (not own)".
-    Kernels of one name are added up, and those below 1 % left out."""
+    """Coverage and heaviest kernels of an EvaluationResult, e.g. "coverage 87 %; rows 87 % (own), at::native::reduce_kernel 13 % (not own);
+    roofline 33 % (memory-bound)", and counters last, which are many. Kernels of one name are added up, and those below 1 % left out."""
     shares: dict[tuple[str, bool], float] = {}
     for kernel in result.kernels:
         key = (_kernel_name(kernel.name), kernel.own)
         shares[key] = shares.get(key, 0.0) + kernel.share
     heaviest = sorted(shares.items(), key=lambda item: -item[1])[:PROFILE_KERNELS]
     said = [f"{name} {100 * share:.0f} % ({'own' if own else 'not own'})" for (name, own), share in heaviest if share >= 0.01]
-    return "; ".join(filter(None, [_coverage(result.coverage), ", ".join(said)]))
+    return "; ".join(filter(None, [_coverage(result.coverage), ", ".join(said), _roofline(result.roofline), _counters(result.counters)]))
+
+
+def _roofline(roofline: Any) -> str:
+    if roofline is None:
+        return ""
+    bound = "" if roofline.bound == "unknown" else f" ({roofline.bound}-bound)"
+    return f"roofline {100 * roofline.share:.0f} %{bound}"
+
+
+def _counters(kernels: Any) -> str:
+    """Of the heaviest kernel of its own, else of the heaviest."""
+    if not kernels:
+        return ""
+    shown = next((kernel for kernel in kernels if kernel.own), kernels[0])
+    said = [f"{name} {value:.4g} {shown.units.get(name, '')}".rstrip() for name, value in shown.metrics.items()]
+    return f"counters of {_kernel_name(shown.kernel)}: {', '.join(said)}"
 
 
 def _kernel_name(name: str) -> str:

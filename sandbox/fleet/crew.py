@@ -43,6 +43,10 @@ class Node:
         if self.offers is None:
             return True
         device, support = record.job["task"]["device"], self.offers.languages.get(record.job["candidate"]["language"])
+        if record.job["options"]["examine"]:  # without a candidate
+            return device in self.offers.devices
+        if record.job["options"]["profile"] == "ncu" and not self.offers.counters.available:
+            return False
         return device in self.offers.devices and support is not None and support.available and device in support.devices
 
 

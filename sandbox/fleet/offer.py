@@ -40,7 +40,12 @@ def merge(present: Sequence[Served], seen: Iterable[Served], max_queue: int) -> 
     }
     return Served(
         capabilities=present[0].capabilities.model_copy(
-            update={"languages": languages, "devices": _devices(one.capabilities.devices for one in everyone), "limits": limits}
+            update={
+                "languages": languages,
+                "devices": _devices(one.capabilities.devices for one in everyone),
+                "counters": max((one.capabilities.counters for one in everyone), key=lambda support: support.available),
+                "limits": limits,
+            }
         ),
         isolation=Isolation(
             name=max((level.name for level in levels), key=LEVELS.index),

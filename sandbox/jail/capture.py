@@ -9,11 +9,12 @@ DRAIN_BYTES = 1 << 20
 
 
 class Capture:
-    """The first and last kilobytes of what a process prints; the rest is read and thrown away."""
+    """The first and last `kept_bytes` of what a process prints; the rest is read and thrown away."""
 
-    def __init__(self, fd: int):
+    def __init__(self, fd: int, kept_bytes: int = CAPTURE_BYTES):
         os.set_blocking(fd, False)
         self.fd: int | None = fd
+        self._kept_bytes = kept_bytes
         self._head, self._tail, self._skipped = b"", b"", 0
 
     def drain(self) -> None:
@@ -29,11 +30,11 @@ class Capture:
             if not data:
                 self.close()
                 return
-            room = CAPTURE_BYTES - len(self._head)
+            room = self._kept_bytes - len(self._head)
             self._head += data[:room]
             joined = self._tail + data[room:]
-            self._skipped += max(0, len(joined) - CAPTURE_BYTES)
-            self._tail = joined[-CAPTURE_BYTES:]
+            self._skipped += max(0, len(joined) - self._kept_bytes)
+            self._tail = joined[-self._kept_bytes :]
 
     def text(self) -> str:
         gap = f"\n... {self._skipped} bytes left out ...\n".encode() if self._skipped else b""

@@ -152,6 +152,9 @@ class Device(Protocol):
         """Kernels of one call, longest first. Empty where the device has no profiler; raises when it
         fails."""
 
+    def marked(self, call: Callable[..., Any], args: Sequence[Any]) -> None:
+        """One call between the marks by which a profiler around this process knows what to look at."""
+
     def own_kernels(self) -> list[OwnKernel]:
         """The kernels that the candidate's own code has defined so far, as far as the device can tell."""
 
@@ -239,6 +242,9 @@ class CpuDevice:
 
     def profile(self, call: Callable[..., Any], args: Sequence[Any]) -> list[KernelSample]:
         return []
+
+    def marked(self, call: Callable[..., Any], args: Sequence[Any]) -> None:
+        call(*args)
 
     def own_kernels(self) -> list[OwnKernel]:
         return []

@@ -337,6 +337,20 @@ class CudaDevice:
         ]
         return sorted(samples, key=lambda sample: sample.ms, reverse=True)
 
+    def marked(self, call: Callable[..., Any], args: Sequence[Any]) -> None:
+        """One call between `cudaProfilerStart` and `cudaProfilerStop`, with the precision of timed calls, after one that compiles and tunes."""
+        import torch
+
+        with self._default_precision():
+            call(*args)
+            self.synchronize()
+            torch.cuda.profiler.start()
+            try:
+                call(*args)
+                self.synchronize()
+            finally:
+                torch.cuda.profiler.stop()
+
     def own_kernels(self) -> list[OwnKernel]:
         """What Triton compiled from the candidate's file. Kernels of extensions are known to the oracle, which built
         them."""

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING
 
 from sandbox.jail import bulk
 from sandbox.jail.capture import Capture
-from sandbox.jail.carrier import HostCarrier
 from sandbox.jail.faults import Exit, JailDied, JailMemory, JailReply, JailTimeout
 from sandbox.jail.frames import Channel, ChannelClosed, FrameError, Message
 
 if TYPE_CHECKING:
+    from sandbox.jail.carrier import HostCarrier
     from sandbox.jail.spawn import Zygote
     from sandbox.oracle.turns import Turns
 
@@ -87,7 +87,7 @@ class Runner(Process):
         sent."""
         self.excuse: Callable[[int], str | None] | None = None
         """Asked, with `pid`, when the jail ran out of memory; a text says why that was not its doing."""
-        self.carrier = HostCarrier()
+        self.carrier: HostCarrier = _host_carrier()
         """How tensors get in and out."""
         self.turns: Turns | None = None
         """Access to the device, taken for each order; None where it is held for longer."""
@@ -176,7 +176,20 @@ class Runner(Process):
             message = f"the process broke off its conversation with the judge ({error})"
         return JailDied(f"{message} before its work was done", self.exit, self.capture.text()[-2000:])
 
+    def finish(self, timeout_s: float) -> str:
+        """Has the runner end, waits for all of its jail, and returns what was kept of what that printed. Raises JailTimeout or JailMemory
+        after killing it."""
+        self._channel.close()
+        self.wait(timeout_s)
+        return self.capture.text()
+
     def close(self) -> None:
         self._channel.close()
         super().close()
         self.carrier.close()
+
+
+def _host_carrier() -> HostCarrier:
+    from sandbox.jail.carrier import HostCarrier  # and with it PyTorch, which a broker has no use for
+
+    return HostCarrier()

@@ -49,11 +49,15 @@ def missing() -> list[str]:
     return [name for number, name in steps if now < number]
 
 
-def restrict(readable: Sequence[str], writable: Sequence[str]) -> None:
+def restrict(readable: Sequence[str], writable: Sequence[str], *, tcp: bool = False, scoped: bool = True) -> None:
     """Leaves this process, for good, reading and executing below `readable`, and everything below `writable`.
 
-    Paths that do not exist are passed over. TCP is forbidden altogether; so are, where the kernel can,
-    signals to processes and abstract sockets outside. no_new_privs must be set.
+    Paths that do not exist are passed over. What runs outside of the new domain can't be traced any more, nor can its descriptors and
+    memory be reached through /proc. no_new_privs must be set.
+
+    Args:
+      tcp: leave TCP, which is forbidden altogether otherwise.
+      scoped: forbid, where the kernel can, signals to processes and abstract sockets outside.
 
     Raises:
       OSError: the kernel has no Landlock, or refuses.
@@ -62,7 +66,7 @@ def restrict(readable: Sequence[str], writable: Sequence[str]) -> None:
     if version == 0:
         raise OSError("Landlock is not offered by this kernel")
     known = _rights_of(version)
-    ruleset = _Ruleset(known, NET_BIND_AND_CONNECT_TCP, SCOPE_ABSTRACT_SOCKETS_AND_SIGNALS)
+    ruleset = _Ruleset(known, 0 if tcp else NET_BIND_AND_CONNECT_TCP, SCOPE_ABSTRACT_SOCKETS_AND_SIGNALS if scoped else 0)
     size = 8 if version < 4 else 16 if version < 6 else 24
     handle = checked(
         "landlock_create_ruleset",

@@ -7,7 +7,10 @@ there is only that user; inside its namespace it is called `INNER` all the same.
 
 from __future__ import annotations
 
+import fcntl
 import os
+import socket
+import struct
 from collections.abc import Sequence
 
 from sandbox.jail import syscalls
@@ -17,6 +20,7 @@ INNER = 1000
 FIRST_USER = 0x7000_0000
 MOST_PROCESSES = 1 << 22
 FEWEST_USERS = 2048
+_SIOCSIFFLAGS, _IFF_UP = 0x8914, 1
 STRICT = (
     syscalls.CLONE_NEWNS
     | syscalls.CLONE_NEWPID
@@ -73,6 +77,12 @@ def _write(path: str, text: str) -> None:
         os.write(fd, text.encode())
     finally:
         os.close(fd)
+
+
+def raise_loopback() -> None:
+    """Turns on the loopback interface of this process's network namespace. Raises OSError."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
+        fcntl.ioctl(sock, _SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", _IFF_UP))
 
 
 def become(uid: int, gid: int) -> None:

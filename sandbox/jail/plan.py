@@ -28,6 +28,7 @@ class Plan:
         fetched from there); without, level strict gives it memory at `view.PRIVATE` in its place.
       readable: files and directories to show beyond the host's view.
       memory_bytes: bound of all its processes together, where control groups can be had.
+      loopback: its processes may talk to each other over the network that is theirs alone; at level strict only, where there is one.
     """
 
     level: Level
@@ -36,6 +37,7 @@ class Plan:
     limits: Limits
     memory_bytes: int
     readable: tuple[str, ...] = ()
+    loopback: bool = False
 
     @property
     def inner_directory(self) -> str:

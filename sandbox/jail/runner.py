@@ -27,6 +27,8 @@ believes nothing it reads from a reply beyond what it can check itself.
     time_arena     where                                     -> span_ms, warm_ms, left        [after prepare_arena]
     start_profiler                                           -> nothing; makes the next profile quick
     profile        slot                                      -> kernels, own, busy_ms
+    count          slot                                      -> nothing; what it launches is marked for a profiler around this process
+    work           slot                                      -> read_bytes, written_bytes, flops            [reference only]
     compile_report slot                                      -> report              [device "aot:sm_NN" only]
     forget                                                   (all inputs and kept outputs)
     memory                                                   -> device memory
@@ -360,6 +362,19 @@ class Runner:
             "own": [asdict(kernel) for kernel in own],
             "busy_ms": self.device.busy_ms,
         }, []
+
+    def do_count(self, message: Message) -> tuple[dict, list[torch.Tensor]]:
+        with torch.no_grad():
+            self.device.marked(self.call, self.slots[message.header["slot"]])
+        return {}, []
+
+    def do_work(self, message: Message) -> tuple[dict, list[torch.Tensor]]:
+        from sandbox.jail.work import count_work
+
+        with torch.no_grad():
+            found = count_work(self.call, self.slots[message.header["slot"]], [*self.module.parameters(), *self.module.buffers()])
+        self.device.synchronize()
+        return found, []
 
     def do_compile_report(self, message: Message) -> tuple[dict, list[torch.Tensor]]:
         with torch.no_grad():

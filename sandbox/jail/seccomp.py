@@ -47,7 +47,7 @@ NAMESPACES = (
     | syscalls.CLONE_NEWPID
     | syscalls.CLONE_NEWNET
 )
-AF_UNIX = 1
+AF_UNIX, AF_INET, AF_INET6, AF_NETLINK = 1, 2, 10, 16
 SOCK_TYPE_MASK, SOCK_STREAM, SOCK_SEQPACKET = 0xF, 1, 5
 TIOCSTI, TIOCLINUX = 0x5412, 0x541C
 
@@ -163,7 +163,7 @@ def supported() -> bool:
     return platform.machine() in ARCHITECTURES and os.path.exists("/proc/sys/kernel/seccomp/actions_avail")
 
 
-def install(*, own_network: bool, signals_to: int | None, may_change_modes: bool) -> None:
+def install(*, own_network: bool, signals_to: int | None, may_change_modes: bool, loopback: bool = False) -> None:
     """Puts the filter on this process and its future children, for good. no_new_privs must be set.
 
     Args:
@@ -172,13 +172,14 @@ def install(*, own_network: bool, signals_to: int | None, may_change_modes: bool
       signals_to: the only process that signals may go to, or None where something else bounds them.
       may_change_modes: without, changing a file's mode does nothing and reports success (linkers and copying
         programs ask for it), and changing extended attributes fails.
+      loopback: sockets of the Internet's families may be made; the network namespace must hold nothing but a loopback interface.
 
     Raises:
       OSError: no filter on this kernel, or an unknown processor.
     """
     if platform.machine() not in ARCHITECTURES:
         raise OSError(f"no seccomp filter for {platform.machine()}: only {', '.join(ARCHITECTURES)}")
-    load(program(platform.machine(), own_network, signals_to, may_change_modes))
+    load(program(platform.machine(), own_network, signals_to, may_change_modes, loopback))
 
 
 def load(code: bytes) -> None:
@@ -189,9 +190,9 @@ def load(code: bytes) -> None:
     syscalls.checked("seccomp filter", result)
 
 
-def program(machine: str, own_network: bool, signals_to: int | None, may_change_modes: bool) -> bytes:
+def program(machine: str, own_network: bool, signals_to: int | None, may_change_modes: bool, loopback: bool = False) -> bytes:
     """The filter's instructions for a processor; see `install`."""
-    steps = [*_entry(machine), *_always(machine), *_network(machine, own_network)]
+    steps = [*_entry(machine), *_always(machine), *_network(machine, own_network, loopback)]
     if signals_to is not None:
         steps += _signals(machine, signals_to)
     if not may_change_modes:
@@ -241,9 +242,10 @@ def _always(machine: str) -> Iterator[Step]:
     yield from _rule(_number("ioctl", machine), 1, typing, ALLOW)
 
 
-def _network(machine: str, own_network: bool) -> Iterator[Step]:
+def _network(machine: str, own_network: bool, loopback: bool) -> Iterator[Step]:
     if own_network:
-        yield from _rule(_number("socket", machine), 0, [(JUMP_EQUAL, AF_UNIX, ALLOW)], DENIED)
+        families = (AF_UNIX, AF_INET, AF_INET6, AF_NETLINK) if loopback else (AF_UNIX,)
+        yield from _rule(_number("socket", machine), 0, [(JUMP_EQUAL, family, ALLOW) for family in families], DENIED)
         return
     for name in ("socket", "connect", "bind", "listen"):
         yield from _answer(_number(name, machine), DENIED)

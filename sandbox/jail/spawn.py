@@ -21,7 +21,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import sandbox
-from sandbox.jail.capture import Capture
+from sandbox.jail.capture import CAPTURE_BYTES, Capture
 from sandbox.jail.faults import Exit, JailMemory, JailTimeout, ZygoteLost
 from sandbox.jail.frames import make_pair
 from sandbox.jail.jailed import Process, Runner
@@ -187,6 +187,32 @@ class Zygote:
         pid, capture, directory = self._fork(request, limits, memory_bytes, [], [], directory, readable)
         return self._register(Process(self, pid, capture, directory, memory_bytes))
 
+    def runner_under(
+        self,
+        argv: Sequence[str],
+        limits: Limits,
+        memory_bytes: int,
+        *,
+        env: Mapping[str, str] = {},
+        readable: Sequence[Path] = (),
+        kept_bytes: int,
+    ) -> Runner:
+        """Executes a program that starts a runner itself (`sandbox.jail.counted`), in a private directory and, at level strict, with a
+        loopback interface.
+
+        The program's standard input is the runner's channel, whose nonce is put behind `argv`. Of what it prints the first and last
+        `kept_bytes` are kept.
+        """
+        ours, theirs = make_pair()
+        nonce = secrets.token_hex(16)
+        request = {"op": "exec", "argv": [*argv, nonce], "env": {**self._environment, "LC_ALL": "C", **env}}
+        with theirs:
+            pid, capture, directory = self._fork(
+                request, limits, memory_bytes, [theirs.fileno()], [], readable=readable, loopback=True, kept_bytes=kept_bytes
+            )
+        runner = Runner(ours, nonce, zygote=self, pid=pid, capture=capture, directory=directory, memory_bytes=memory_bytes)
+        return self._register(runner)
+
     def _register(self, process):
         self._processes[process.pid] = process
         if process.pid in self._early_exits:
@@ -203,6 +229,8 @@ class Zygote:
         rest: Sequence[int],
         directory: Path | None = None,
         readable: Sequence[Path] = (),
+        loopback: bool = False,
+        kept_bytes: int = CAPTURE_BYTES,
     ) -> tuple[int, Capture, Path]:
         on_disk = directory is not None
         directory = directory or Path(tempfile.mkdtemp(prefix="jail-", dir=self._directory))
@@ -213,6 +241,7 @@ class Zygote:
             limits=limits,
             memory_bytes=memory_bytes,
             readable=tuple(map(str, readable)),
+            loopback=loopback,
         )
         self._ticket += 1
         read_end, write_end = os.pipe2(os.O_CLOEXEC)
@@ -234,7 +263,7 @@ class Zygote:
         if isinstance(started, str):
             os.close(read_end)
             raise ZygoteLost(f"a jail of level {self.level} could not be entered: {started}")
-        return started, Capture(read_end), directory
+        return started, Capture(read_end, kept_bytes), directory
 
     def _read_events(self) -> None:
         while True:

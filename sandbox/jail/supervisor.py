@@ -126,6 +126,8 @@ def _enter_namespaces(plan: Plan, host: Host, talk: socket.socket, user: list[in
         syscalls.unshare(syscalls.CLONE_NEWCGROUP)
     except OSError:
         pass  # Only /proc/self/cgroup would tell more; old kernels lack it.
+    if plan.loopback:
+        namespaces.raise_loopback()
     owner = user[0] if host.privileged and user else namespaces.INNER
     view.build(
         host.view,
@@ -181,10 +183,11 @@ def _restrict(plan: Plan, host: Host, supervisor: int, own_user: bool) -> None:
         gpu=plan.limits.gpu,
         readable=plan.readable,
     )
-    landlock.restrict(readable, writable)
+    landlock.restrict(readable, writable, tcp=own_root and plan.loopback)
     bounded = own_root or own_user or "signals and abstract sockets" not in landlock.missing()
     seccomp.install(
         own_network=own_root,
+        loopback=own_root and plan.loopback,
         signals_to=None if bounded else os.getpid(),
         may_change_modes=own_root or own_user,
     )

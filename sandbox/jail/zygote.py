@@ -5,7 +5,7 @@ the modules and then serves requests on FD, a SOCK_SEQPACKET socket. Without mod
 programs alone: what is forked from it starts and ends several times faster.
 
     {"op": "runner", "ticket", "nonce", "env", "plan"} + fds [channel, output, file, ...]
-    {"op": "exec", "ticket", "argv", "env", "plan"} + fds [output]
+    {"op": "exec", "ticket", "argv", "env", "plan"} + fds [output], or [standard input, output]
     {"op": "kill", "pid": n}
 
 and answers {"event": "started", "ticket", "pid"} or {"event": "refused", "ticket", "error"}, and later
@@ -166,9 +166,10 @@ def _reply(control: socket.socket, event: dict[str, Any]) -> None:
 def _become(request: dict[str, Any], fds: list[int], directory: str) -> None:
     """In the jail: arranges the descriptors, then executes the program or becomes a runner."""
     is_runner = request["op"] == "runner"
-    output = fds[1] if is_runner else fds[0]
+    output = fds[1] if is_runner else fds[-1]
+    stdin = os.open(os.devnull, os.O_RDONLY) if is_runner or len(fds) == 1 else fds[0]
     # Numbers 0-2 are the standard streams, 3 the channel, 4 and up the files; nothing else stays open.
-    kept = [os.open(os.devnull, os.O_RDONLY), output, output] + ([fds[0], *fds[2:]] if is_runner else [])
+    kept = [stdin, output, output] + ([fds[0], *fds[2:]] if is_runner else [])
     high = _above(kept, 64)
     for number, fd in enumerate(high):
         os.dup2(fd, number, inheritable=True)

@@ -50,7 +50,7 @@ class CardFacts:
         if device == "cpu":
             return CallTimes(0.0, 0.0)
         if device not in self._call_times:
-            facts = self._measured_once(device, ("call times 1", NO_CALL, ONE_CALL), lambda: asdict(self._measure_call_times(device)))
+            facts = self.found_once(device, ("call times 1", NO_CALL, ONE_CALL), lambda: asdict(self._measure_call_times(device)))
             self._call_times[device] = CallTimes(**facts)
         return self._call_times[device]
 
@@ -62,14 +62,14 @@ class CardFacts:
         """
         if device not in self._bandwidths:
             try:
-                facts = self._measured_once(device, ("bandwidth 1",), lambda: asdict(measure_bandwidth(device)))
+                facts = self.found_once(device, ("bandwidth 1",), lambda: asdict(measure_bandwidth(device)))
             except RuntimeError as error:
                 raise BuildUnavailable(f"the memory of {device} cannot be timed: {error}") from error
             self._bandwidths[device] = Bandwidth(**facts)
         return self._bandwidths[device]
 
-    def _measured_once(self, device: str, what: tuple[str, ...], measure: Callable[[], dict]) -> dict:
-        """Facts of a card, kept for this card, driver and start of the host."""
+    def found_once(self, device: str, what: tuple[str, ...], measure: Callable[[], dict]) -> dict:
+        """Facts of a card that go to JSON, kept for this card, driver and start of the host. Raises what `measure` does."""
         gpu = nvml.gpu(physical_index(device))
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         key = self._store.key(boot, device, gpu.name, gpu.driver, *what)

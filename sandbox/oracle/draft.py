@@ -12,11 +12,14 @@ from sandbox.protocol import (
     Candidate,
     EvaluationResult,
     Finding,
+    KernelCounters,
     KernelTime,
     Options,
     Outcome,
     Reward,
+    Roofline,
     Stage,
+    TaskFacts,
     TaskSpec,
     Timing,
     Trial,
@@ -45,11 +48,14 @@ class Draft:
     coverage: float | None = None
     speed_rewarded: bool = True
     kernels: list[KernelTime] = field(default_factory=list)
+    counters: list[KernelCounters] = field(default_factory=list)
+    roofline: Roofline | None = None
     builds: list[Build] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     stage_s: dict[str, float] = field(default_factory=dict)
     kernel_signature: str | None = None
+    admission: TaskFacts | None = None
     untimed: str = ""
     compiled: str = ""
 
@@ -72,7 +78,7 @@ class Draft:
                 compile_speedup=self.timing.credited_against("torch.compile") if self.timing else None,
                 blamed=outcome not in ("task_rejected", "cancelled"),
             )
-            if outcome != "infra_error"
+            if outcome != "infra_error" and not options.examine
             else Reward()
         )
         return EvaluationResult(
@@ -85,6 +91,8 @@ class Draft:
             timing=self.timing,
             coverage=self.coverage,
             kernels=self.kernels,
+            counters=self.counters,
+            roofline=self.roofline,
             builds=self.builds,
             integrity=self.findings,
             reward=earned,
@@ -94,5 +102,6 @@ class Draft:
             kernel_signature=self.kernel_signature,
             stage_s=self.stage_s,
             attempts=1,
+            admission=self.admission,
             transient=transient,
         )

@@ -26,9 +26,10 @@ from sandbox.build.cpp import disk_full
 from sandbox.jail.jailed import Runner
 from sandbox.jail.nvml import NvmlError
 from sandbox.jail.plan import Level
-from sandbox.oracle.admission import admission_problem
+from sandbox.oracle.admission import Examination, admission_problem
 from sandbox.oracle.builds import Builds
 from sandbox.oracle.clock import GPU_PLANS, PLANS, Side, measure
+from sandbox.oracle.counters import Counters, CountersFailed, CountersUnavailable
 from sandbox.oracle.draft import Draft, Job
 from sandbox.oracle.failures import Failure, blamed_on_candidate
 from sandbox.oracle.gpu import measure_coverage, raise_to_launch, raise_to_profile
@@ -40,6 +41,7 @@ from sandbox.oracle.room import DeviceFull, crowded, keep_to_part, lost, make_ro
 from sandbox.oracle.steady import HANDING_OVER, Placement, steady
 from sandbox.oracle.trials import Trials
 from sandbox.oracle.turns import Turns
+from sandbox.oracle.work import find_work, nearness
 from sandbox.oracle.yardstick import Yardstick
 from sandbox.protocol import EvaluationResult, Finding, KernelTime, Stage, Timing
 from sandbox.verdict import feedback
@@ -107,6 +109,7 @@ class Judge:
         self._on_stage = on_stage or (lambda _id, _stage: None)
         self._references = References(warm_references)
         self._yardstick = Yardstick()
+        self._counters = Counters(self._loader, self._alone)
         self._new_task = False
         """Whether the last evaluation needed a reference that was not warm; the next one may too."""
         self._left: list[Callable[[], None]] = []
@@ -154,6 +157,9 @@ class Judge:
         self._new_task = False
         self._tidy()
         try:
+            if job.options.examine:
+                self._examine(job, verdict)
+                return verdict.result("ok", "the task was examined")
             self._evaluate(job, verdict)
         except Failure as failure:
             if failure.outcome != "out_of_memory" and self._disk_is_full():
@@ -170,19 +176,21 @@ class Judge:
             return verdict.result("task_rejected", feedback.failed("the task is not usable", str(error)))
         except NvmlError as error:
             return verdict.result("infra_error", lost(job.task.device) or f"the GPU's driver failed: {error}")
-        except BuildUnavailable as error:
+        except (BuildUnavailable, CountersUnavailable) as error:
             return verdict.result("infra_error", str(error))
         except DeviceFull as error:
             return verdict.result("infra_error", str(error), transient=True)
         except OSError as error:
             return verdict.result("infra_error", f"the judge's own input or output failed: {error}")
-        return verdict.result("ok", feedback.correct(verdict.timing, verdict.coverage, verdict.untimed))
+        return verdict.result("ok", feedback.correct(verdict.timing, verdict.coverage, verdict.untimed, verdict.roofline))
 
     def _disk_is_full(self) -> bool:
         return shutil.disk_usage(self._scratch).free < FULL_DISK_BYTES
 
     def _evaluate(self, job: Job, verdict: Draft) -> None:
         device, options = job.task.device, job.options
+        if options.profile == "ncu":
+            self._counters.check(device)
         throughout = nullcontext() if self._turns_on(device) else self._gate.shared(device)
         with throughout:
             with verdict.measured("reference"):
@@ -212,6 +220,8 @@ class Judge:
                         trial.prepare_audit()
                         if device != "cpu":
                             trial.find_traffic()
+                    if device != "cpu" and options.timing != "none" and not verdict.untimed:
+                        find_work(reference, trial.slots[0], options.check_s)
                 builds.book(verdict, "check")
                 builds.close()
                 self._reached(verdict, "correct")
@@ -226,6 +236,34 @@ class Judge:
             raise
         finally:
             self._end(candidate, reference, failed)
+
+    def _examine(self, job: Job, verdict: Draft) -> None:
+        """What is to be known of the task, whatever its candidates. Raises TaskRejected."""
+        device, options, turns = job.task.device, job.options, self._turns_on(job.task.device)
+        began = time.monotonic()
+        with nullcontext() if turns else self._gate.shared(device):
+            with verdict.measured("reference"):
+                reference = self._reference(job)
+            examination = Examination(reference, known_s=time.monotonic() - began)
+            try:
+                with verdict.measured("admission"), turns.of("admission") if turns else nullcontext():
+                    examination.look(secrets.randbits(40), options.check_s)
+            except BaseException:
+                self._references.discard(reference)
+                raise
+        try:
+            if options.timing != "none":
+                with self._alone(device), verdict.measured("time"):
+                    if turns:
+                        examination.find_floor(secrets.randbits(40), self._loader.card)
+                    examination.clock(options.timing, options.time_s, self._loader.card.call_times(device).gap_ms)
+            if turns:
+                with turns.finishing():
+                    reference.forget()
+        except BaseException:
+            self._references.discard(reference)
+            raise
+        verdict.admission = examination.facts
 
     def _reference(self, job: Job) -> Reference:
         """The job's reference, with room on the device for it and the candidate.
@@ -293,7 +331,7 @@ class Judge:
         ):
             report = measure_coverage(candidate.call, slot, job.options.time_s, builds.kernels)
         verdict.coverage = report.coverage
-        verdict.kernels = [KernelTime(name=k.name[:200], share=k.share, ms=k.ms, own=k.own) for k in report.kernels]
+        verdict.kernels = [KernelTime(name=k.name[:200], share=k.share, ms=k.ms, own=k.own, launches=k.launches) for k in report.kernels]
         ruling = judge_coverage(report.coverage, kernels=report.kernels)
         if verdict.timing:
             verdict.timing = raise_to_profile(verdict.timing, report.busy_ms)
@@ -306,6 +344,17 @@ class Judge:
                 f"hardly any work is done by the candidate's own kernels: {evidence}",
                 Finding(rule="coverage", evidence=evidence),
             )
+
+    def _count(self, job: Job, reference: Reference, candidate: Runner, verdict: Draft) -> None:
+        """Takes hardware counters, where they are asked for."""
+        if job.options.profile != "ncu":
+            return
+        with verdict.measured("counters"):
+            candidate.close()  # its memory on the device is needed
+            try:
+                verdict.counters = self._counters.count(job, reference, verdict.kernels)
+            except CountersFailed as error:
+                verdict.notes.append(f"no hardware counters: {error}")
 
     def _time(
         self,
@@ -323,6 +372,7 @@ class Judge:
         if options.timing == "none" or verdict.untimed:
             if on_gpu and options.profile:
                 self._cover(job, candidate, trial.slots[0], verdict, builds)
+                self._count(job, reference, candidate, verdict)
             verdict.untimed = verdict.untimed or "speed was not measured"
             return
         waited = time.monotonic()
@@ -374,6 +424,8 @@ class Judge:
                     trial.audit(left)
                     verdict.timing = raise_to_launch(verdict.timing, call_times.least_ms)
                     trial.check_floor(self._loader.card.bandwidth(job.task.device))
+                if on_gpu:
+                    bandwidth = self._loader.card.bandwidth(job.task.device)
             if not on_gpu:
                 # Still alone: the end of a process would disturb the next measurement.
                 candidate.close()
@@ -385,6 +437,8 @@ class Judge:
                     self._check_late(trial, side)
                 # Last, because a profiler slows every later launch of its process.
                 self._cover(job, candidate, trial.slots[0], verdict, builds)
+            verdict.roofline = nearness(reference.work, verdict.timing, bandwidth, job.task.device, job.task.dtype)
+            self._count(job, reference, candidate, verdict)
         self._reached(verdict, "timed")
 
     @contextmanager

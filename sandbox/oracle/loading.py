@@ -7,17 +7,18 @@ import os
 import secrets
 import select
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 
-from sandbox.build import BuildFailed
+from sandbox.build import BuildFailed, BuildUnavailable
 from sandbox.build.artifacts import ArtifactStore, sealed_copy
 from sandbox.build.cpp import build_kernel
 from sandbox.build.launcher import build_launcher
 from sandbox.build.roads import ExtensionBuilder, allowed_roads
 from sandbox.build.triton import CompileReport
+from sandbox.jail import counted
 from sandbox.jail.arena import ArenaError
 from sandbox.jail.carrier import ArenaCarrier
 from sandbox.jail.faults import JailError, JailReply, JailTimeout, ZygoteLost
@@ -35,12 +36,15 @@ from sandbox.oracle.reference import Reference, TaskRejected
 from sandbox.oracle.room import crowded
 from sandbox.oracle.spares import Spares, Wanted, connections
 from sandbox.oracle.turns import Turns
+from sandbox.profile.ncu import OUTPUT_BYTES, arguments, find_ncu, installation
 from sandbox.verdict import feedback
 
 log = logging.getLogger("sandbox.oracle")
 MAX_ARENA_BYTES, ARENA_SLACK_BYTES = 8 << 30, 1 << 20
 ARENA_CALLS, USUAL_PART_BYTES, LEAST_PART_BYTES = 64, 256 << 20, 24 << 20
 ARENA_S = 60.0
+NCU_MEMORY_BYTES = 8 << 30
+"""Of the host's, that Nsight Compute may take beside what it profiles: it puts what a kernel writes aside to run it again."""
 COMPILE_SLOT = 1001
 """Slot of the inputs on which kernels are compiled ahead of time."""
 ZYGOTE_MODULES = {
@@ -156,6 +160,31 @@ class Loader:
         self._on_device(runner, wanted.device)
         return runner
 
+    @property
+    def level(self) -> Level:
+        """Isolation of every jail."""
+        return self._zygote("programs").level
+
+    def counted_runner(self, device: str, memory_bytes: int, metrics: Sequence[str], kernels: Sequence[str] = (), *sources: str) -> Runner:
+        """A runner that Nsight Compute starts, for whatever has these `sources` (see `sandbox.profile.ncu.arguments`).
+
+        Raises:
+          BuildUnavailable: the program is not there any more.
+        """
+        program = find_ncu()
+        if program is None:
+            raise BuildUnavailable("Nsight Compute's program ncu is not there any more: install it again")
+        runner = self._zygote("programs").runner_under(
+            counted.command(program, arguments(metrics, kernels)),
+            self._limits(device, memory_bytes),
+            memory_bytes + NCU_MEMORY_BYTES,
+            env={} if device == "cpu" else runner_environment() | connections(*sources),
+            readable=installation(program),
+            kept_bytes=OUTPUT_BYTES,
+        )
+        self._on_device(runner, device)
+        return runner
+
     def _on_device(self, runner: Runner, device: str) -> None:
         """What holds for a runner on a GPU."""
         if device != "cpu":
@@ -223,9 +252,18 @@ class Loader:
             self._interrupt[1]()
 
     def load(
-        self, job: Job, reference: Reference, verdict: Draft, builds: Builds, on_built: Callable[[], None]
+        self,
+        job: Job,
+        reference: Reference,
+        verdict: Draft,
+        builds: Builds,
+        on_built: Callable[[], None],
+        make: Callable[[], Runner] | None = None,
     ) -> Runner:
         """A runner that has loaded the candidate; `on_built` is called once a bare kernel's library is there.
+
+        Args:
+          make: makes the runner of a module; one that is not the usual shares no memory of the device.
 
         Raises:
           Failure: it does not build or load. TaskRejected: the task has no bare kernel form.
@@ -257,7 +295,7 @@ class Loader:
             }
         else:
             with verdict.measured("load"):
-                runner = self._runner(self._wanted(job))
+                runner = make() if make else self._runner(self._wanted(job))
             launcher = None if job.task.device == "cpu" else self._build_launcher
             runner.serve = builds.served_to(lambda: self._builder(job, runner), launcher)
             entries, buffers = pack(reference.init_tensors)
@@ -276,7 +314,8 @@ class Loader:
             blamed = blamed_on_candidate(runner, "loading", order["timeout_s"], options.memory_bytes)
             with verdict.measured("load"), blamed:
                 reply = runner.call(buffers=buffers, tensors=entries, **order).header
-                self._share_memory(runner, job.task.device, reference.traffic_bytes, trusted=False)
+                if make is None:
+                    self._share_memory(runner, job.task.device, reference.traffic_bytes, trusted=False)
         except BaseException:
             runner.close()
             raise

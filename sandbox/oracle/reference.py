@@ -23,6 +23,7 @@ from sandbox.verdict.rounding import Rounding, rounding
 
 if TYPE_CHECKING:
     from sandbox.oracle.roofline import Traffic
+    from sandbox.oracle.work import Work
 
 MAX_STATE_BYTES = 16 << 30
 MAX_INPUT_BYTES = 8 << 30
@@ -87,6 +88,7 @@ class Reference:
 
     Attributes:
       traffic: what a call must move, once someone has found out (`sandbox.oracle.roofline`).
+      work: what a call moves and computes, where `work_is_known` and it could be counted (`sandbox.oracle.work`).
       calm: its times in the timings so far.
 
     Raises:
@@ -107,6 +109,8 @@ class Reference:
         self._share_memory = share_memory
         self._pool: Pool | None = None
         self.traffic: Traffic | None = None
+        self.work: Work | None = None
+        self.work_is_known = False
         self.calm = Calm()
         try:
             self._get_to_know(load_s)

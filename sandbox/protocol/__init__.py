@@ -1,6 +1,8 @@
 """Protocol v1: the requests, results and errors that cross the sandbox's socket. Imports neither torch nor
 triton."""
 
+from sandbox.protocol.admissions import Admission, AdmissionRequest, limits_of
+from sandbox.protocol.base import Reply, Request
 from sandbox.protocol.evaluations import (
     MAX_CANDIDATES,
     MAX_SOURCE_BYTES,
@@ -23,15 +25,12 @@ from sandbox.protocol.evaluations import (
     Health,
     Identifier,
     InputVariant,
-    KernelTime,
     Language,
     LanguageSupport,
     Options,
     Outcome,
     Priority,
     QueueHealth,
-    Reply,
-    Request,
     Reward,
     RewardSpec,
     Span,
@@ -43,6 +42,8 @@ from sandbox.protocol.evaluations import (
     TimingMode,
     Trial,
 )
+from sandbox.protocol.facts import TaskFacts
+from sandbox.protocol.profiles import CounterSupport, KernelCounters, KernelTime, Profile, Roofline
 from sandbox.protocol.verifications import (
     EXACT_PAIRS,
     MAX_LOOKS,
@@ -65,6 +66,8 @@ from sandbox.protocol.verifications import (
 )
 
 __all__ = [
+    "Admission",
+    "AdmissionRequest",
     "ArmSamples",
     "Audited",
     "Baseline",
@@ -73,6 +76,7 @@ __all__ = [
     "Capabilities",
     "ClientKey",
     "ClientName",
+    "CounterSupport",
     "DType",
     "EXACT_PAIRS",
     "ErrorReply",
@@ -86,6 +90,7 @@ __all__ = [
     "Health",
     "Identifier",
     "InputVariant",
+    "KernelCounters",
     "KernelTime",
     "Language",
     "LanguageSupport",
@@ -99,12 +104,14 @@ __all__ = [
     "PairedSpeedups",
     "PaperRuleSpec",
     "Priority",
+    "Profile",
     "QueueHealth",
     "RULE_KINDS",
     "Reply",
     "Request",
     "Reward",
     "RewardSpec",
+    "Roofline",
     "RuleSpec",
     "SequentialRuleSpec",
     "Span",
@@ -112,6 +119,7 @@ __all__ = [
     "Stage",
     "StageEvent",
     "State",
+    "TaskFacts",
     "TaskSpec",
     "Timing",
     "TimingMode",
@@ -123,4 +131,5 @@ __all__ = [
     "VerificationResult",
     "VerificationTask",
     "cannot_show",
+    "limits_of",
 ]

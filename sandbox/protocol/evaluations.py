@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
+
+from sandbox.protocol.base import Reply, Request
+from sandbox.protocol.facts import TaskFacts
+from sandbox.protocol.profiles import CounterSupport, KernelCounters, KernelTime, Profile, Roofline
 
 PROTOCOL_VERSION = 1
 MAX_SOURCE_BYTES = 256 * 1024
@@ -36,18 +40,6 @@ Identifier = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_lengt
 ClientKey = Annotated[str, Field(min_length=1, max_length=200)]
 ClientName = Annotated[str, Field(max_length=100)]
 Priority = Annotated[int, Field(ge=0, le=9)]
-
-
-class Request(BaseModel):
-    """What clients send: no field that is not known."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Reply(BaseModel):
-    """What the server sends: a newer one may send fields that an older client does not know."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
 
 
 def _bounded_source(text: str) -> str:
@@ -130,17 +122,23 @@ class RewardSpec(Request):
 
 
 class Options(Request):
-    """How to judge. Deadlines are per stage, in seconds, and start when the stage starts."""
+    """How to judge. Deadlines are per stage, in seconds, and start when the stage starts.
+
+    `profile="ncu"`: a candidate that was judged correct on a GPU is run once more under Nsight Compute, with the hardware's counters
+    (`EvaluationResult.counters`); `ncu_s` is the time for that. Where counters can't be had, which /v1/capabilities tells, such a request
+    is refused before anything is judged.
+    """
 
     correctness_trials: int = Field(default=3, ge=1, le=20)
     timing: TimingMode = "quick"
     baselines: list[Baseline] = Field(default=["eager"], max_length=2)
-    profile: bool = False
+    profile: Profile = False
     reward: RewardSpec = RewardSpec()
     build_s: float = Field(default=120, gt=0, le=1800)
     load_s: float = Field(default=30, gt=0, le=1800)
     check_s: float = Field(default=60, gt=0, le=1800)
     time_s: float = Field(default=60, gt=0, le=1800)
+    ncu_s: float = Field(default=120, gt=0, le=1800)
     memory_bytes: int = Field(default=4 << 30, ge=64 << 20, le=1 << 40)
     target_arch: str | None = Field(default=None, pattern=r"^sm_[0-9]{2,3}[af]?$")
     """Say whether Triton kernels compile for this GPU, such as "sm_90"; it need not be there."""
@@ -150,6 +148,8 @@ class Options(Request):
     admit: bool = False
     """Reject a task that a trivial answer (zeros, a constant, an input, the output for other inputs) would
     pass."""
+    examine: bool = False
+    """Find out about the task alone (`sandbox.protocol.admissions`); the candidate is neither built nor judged."""
 
     @field_validator("baselines")
     @classmethod
@@ -248,15 +248,6 @@ class Timing(Reply):
         return ratio if other.low_ms > self.candidate.high_ms else min(ratio, 1.0)
 
 
-class KernelTime(Reply):
-    """A kernel's share of the device time of one call; `own`: it is the candidate's."""
-
-    name: str
-    share: float
-    ms: float
-    own: bool = False
-
-
 class Finding(Reply):
     """An integrity rule that fired, and what was seen."""
 
@@ -294,6 +285,10 @@ class EvaluationResult(Reply):
     timing: Timing | None = None
     coverage: float | None = None
     kernels: list[KernelTime] = []
+    counters: list[KernelCounters] = []
+    """Of the heaviest kernels, the heaviest first, with `profile="ncu"`; what that took is `stage_s["counters"]`."""
+    roofline: Roofline | None = None
+    """Of a correct candidate that was timed on a GPU."""
     builds: list[Build] = []
     integrity: list[Finding] = []
     reward: Reward = Reward()
@@ -305,6 +300,8 @@ class EvaluationResult(Reply):
     kernel_signature: str | None = None
     stage_s: dict[str, float] = {}
     attempts: int = 0
+    admission: TaskFacts | None = None
+    """What was found out about the task, where that was asked for (`Options.examine`)."""
     transient: bool = False
     """With the outcome "infra_error": what was in the way may pass by itself (a crowded card, an oracle that died), so that it may help to
     ask again later; a full disk or a missing compiler does not."""
@@ -380,6 +377,7 @@ class Capabilities(Reply):
     protocol_version: int = PROTOCOL_VERSION
     languages: dict[str, LanguageSupport]
     devices: list[str]
+    counters: CounterSupport = CounterSupport()
     limits: dict[str, int | float]
     kernel_form: dict[str, dict]
 

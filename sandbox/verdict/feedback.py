@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from sandbox.protocol import Timing
+from sandbox.protocol import Roofline, Timing
 from sandbox.verdict.timing import MOST_UNREST
 
 MAX_QUOTED_LINES = 8
@@ -51,8 +51,8 @@ def incorrect(reason: str, trial: int, trials: int) -> str:
     return _bounded(f"wrong result: {reason} (trial {trial + 1} of {trials})")
 
 
-def correct(timing: Timing | None, coverage: float | None, why_untimed: str = "") -> str:
-    """Feedback for a correct candidate: its speed against each baseline."""
+def correct(timing: Timing | None, coverage: float | None, why_untimed: str = "", roofline: Roofline | None = None) -> str:
+    """Feedback for a correct candidate: its speed against each baseline, and in a second line how near that comes to the card's best."""
     if timing is None:
         return f"correct; {why_untimed or 'speed was not measured'}"
     eager_ms = timing.baselines["eager"].median_ms
@@ -67,7 +67,26 @@ def correct(timing: Timing | None, coverage: float | None, why_untimed: str = ""
         text += "; the difference is within noise"
     if coverage is not None and coverage < 1.0:
         text += f"; {100 * coverage:.0f}% of the device time is in its own kernels"
-    return _bounded(text)
+    return _bounded(f"{text}\n{nearness(roofline)}" if roofline else text)
+
+
+def nearness(roofline: Roofline) -> str:
+    """One line: what a call must move and compute, how long the card takes for that at best, and how much of the candidate's time it is."""
+    moved = f"moves at least {_amount(roofline.bytes, 'B')}"
+    computed = f" and computes {_amount(roofline.flops, 'FLOP')}" if roofline.flops else ""
+    best = "memory's speed" if roofline.bound == "unknown" else "peak"
+    share = f"{100 * roofline.share:.0f}%" if roofline.share >= 0.1 else f"{100 * roofline.share:.1f}%"
+    bound = "" if roofline.bound == "unknown" else f": {roofline.bound}-bound"
+    taken = _ms(roofline.floor_ms / roofline.share)
+    return f"roofline: {moved}{computed}: {_ms(roofline.floor_ms)} at this card's {best}; this takes {taken} ({share}){bound}"
+
+
+def _amount(value: float, unit: str) -> str:
+    """A number with a prefix, such as 12.6 MB."""
+    for prefix, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if value >= size:
+            return f"{value / size:.3g} {prefix}{unit}"
+    return f"{value:.0f} {unit}"
 
 
 def _speed(ratio: float, candidate_ms: float, baseline_ms: float, name: str) -> str:

@@ -176,3 +176,9 @@ def test_an_interrupted_eval_takes_its_server_along_and_a_killed_one_too(files, 
     process.communicate(timeout=60)
     assert process.returncode == (130 if end == signal.SIGINT else -9)
     assert eventually(lambda: not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in family))
+
+
+def test_a_server_and_its_clients_load_no_pytorch():
+    """Which takes seconds and 200 MB, and is for oracles and jails."""
+    code = "import sys, sandbox.cli, sandbox.server, sandbox.client, sandbox.compat.kernelbench; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
