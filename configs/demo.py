@@ -38,8 +38,14 @@ def get_config() -> ConfigDict:
     # kinds: of the built-in and generated tasks; () takes all of them.
     c.tasks = ConfigDict(
         dict(
+            # "builtin"; "learnable"; "kernelbench" (a checkout), "modules" (a directory of .py files) or "records" (.jsonl or .parquet), which
+            # `directory` names. levels: of modules and records all with ().
             source="builtin",
             directory="",
+            held_out_every=4,  # of tasks from files each such family by name is held out
+            rows=0,  # records: only so many are read; 0 for all
+            # records: dotted paths in a row of which the first counts that is there; () for the usual ones (dk_jax.tasks.records.Fields)
+            fields=dict(reference=(), entry_point=(), name=(), level=(), family=()),
             size="cpu",
             levels=(1, 2),
             kinds=("map", "reduce", "norm", "column"),
@@ -241,5 +247,20 @@ def get_config() -> ConfigDict:
     # prompts a task), whose calls are only read; 0 for none. untrained: the model is evaluated before the cold start too.
     c.evaluation = ConfigDict(
         dict(samples=6, turns=2, temperature=1.0, top_p=1.0, max_tasks=0, inject=True, call_samples=0, call_lessons=2, untrained=False)
+    )
+    # How scripts/evaluate.py spends a sample's turns (dk_jax.search): "turns" (one conversation), "memory", "schemes", or a recipe of its own
+    # (configs/cudaforge.py, configs/evoengineer.py). A run's own evaluation is always "turns".
+    c.evaluation.search = ConfigDict(
+        dict(
+            name="turns",
+            grow=False,  # after each chunk of tasks the library grows by what its rollouts teach, if the sandbox proves it
+            window=4,  # memory, schemes: a prompt tells of so many attempts, the best ones ...
+            latest=False,  # ... the latest always among them
+            plain=0,  # memory: so many turns are one conversation first
+            selections=3,  # schemes: sampled skill sets a task, beside the empty one ...
+            bm25=False,  # ... and what retrieval finds first
+            first_turns=1,  # schemes: turns of every sample, after which ...
+            eta=2,  # ... the best of the schemes go on, one in so many; then the best of those, until one is left
+        )
     )
     return c

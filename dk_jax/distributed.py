@@ -199,9 +199,14 @@ class SharedJudge:
         found = by_first(lambda: [[[v.__dict__ for v in side] for side in pair] for pair in self._judge.verify(arms, phase=phase)])
         return [tuple([Verdict(**fields) for fields in side] for side in pair) for pair in found]
 
-    def refusals(self, tasks: Sequence[Task]) -> dict[str, str]:
-        """As `SandboxJudge.refusals`."""
-        return by_first(lambda: self._judge.refusals(tasks))
+    def examinations(self, tasks: Sequence[Task], found: Callable[[Task, Any], None]) -> None:
+        """As `SandboxJudge.examinations`, but for the first process alone: what depends on the answers has to be told to the others."""
+        self._judge.examinations(tasks, found)
+
+    @property
+    def limits(self) -> dict[str, float]:
+        """As `SandboxJudge.limits`, in the first process."""
+        return self._judge.limits
 
 
 def for_all(make_judge: Callable[..., Judge]) -> Callable[..., Judge]:

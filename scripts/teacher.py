@@ -86,7 +86,7 @@ def _run(cfg, workdir: Path) -> int:
     from dk_jax.interop.endpoint import AnswerJournal, Endpoint
     from dk_jax.rollout.judge import Journal
     from dk_jax.train import setup
-    from dk_jax.train.admission import admitted
+    from dk_jax.train.admission import FILE, admitted
     from dk_jax.train.checks import check_config
     from dk_jax.train.workdir import remember_config
 
@@ -106,7 +106,7 @@ def _run(cfg, workdir: Path) -> int:
         stack.callback(journal.close)
         judge = setup.make_judge(cfg, sandbox_socket(cfg, workdir, _SANDBOX.value, stack), journal)
         if any(task.spec is None for task in sets.all):
-            sets = admitted(sets, judge, workdir / "admission.json")
+            sets = admitted(sets, judge, workdir / FILE)
         tasks = [*sets.train, *sets.generated]
         tasks = tasks[: _TASKS.value] if _TASKS.value else tasks
         timed = {task.name for task in tasks[: cfg.corpus.timed_tasks or len(tasks)]}

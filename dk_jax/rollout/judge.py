@@ -24,7 +24,7 @@ from pydantic import ValidationError
 from dk_jax.rollout.trajectory import Verdict
 from dk_jax.tasks.task import Task
 from sandbox.client import SandboxClient, SandboxUnavailable
-from sandbox.protocol import Candidate, Options, TaskSpec, VerificationResult, VerificationTask
+from sandbox.protocol import Admission, Candidate, Options, TaskSpec, VerificationResult, VerificationTask, limits_of
 
 log = logging.getLogger(__name__)
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 60.0
@@ -325,11 +325,29 @@ class SandboxJudge:
         for over in tuple(self._calls):
             over.set()
 
-    def refusals(self, tasks: Sequence[Task]) -> dict[str, str]:
-        """Why the sandbox would not use tasks, by name: they do not run, or a trivial answer would pass."""
+    @property
+    def limits(self) -> dict[str, float]:
+        """To which tasks have to keep."""
+        return limits_of(self.options)
+
+    def examinations(self, tasks: Sequence[Task], found: Callable[[Task, Admission], None]) -> None:
+        """What the sandbox finds out about tasks themselves, under this judge's limits; `found` is told of each as it comes, on this thread.
+
+        Raises:
+            SandboxUnavailable: not all could be examined.
+        """
+        timing = "none" if self.options.timing == "none" else "quick"
         with concurrent.futures.ThreadPoolExecutor(max_workers=self.max_parallel) as pool:
-            reasons = list(pool.map(lambda task: self.client.admission(self._task(task)), tasks))
-        return {task.name: reason for task, reason in zip(tasks, reasons, strict=True) if reason}
+            futures = {pool.submit(self.client.examine, self._task(task), self.options, timing): task for task in tasks}
+            try:
+                for future in concurrent.futures.as_completed(futures):
+                    found(futures[future], future.result())
+            except BaseException as error:
+                for future in futures:
+                    future.cancel()
+                if not isinstance(error, Exception):
+                    self.client.abort()  # told to end: don't wait for what is examined now
+                raise
 
     def _tell_rejected(self, task: Task, verdict: Verdict) -> None:
         if task.name not in self._rejected:

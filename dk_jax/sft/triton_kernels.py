@@ -10,6 +10,8 @@ import dataclasses
 from collections.abc import Sequence
 
 from dk_jax.sft.cpp_ops import Variant, spec_of
+from dk_jax.sft.expert_pipelines import product_rows, row_pipelines
+from dk_jax.sft.expert_rows import SHORT_ROWS, SPLIT_ROWS
 from dk_jax.sft.triton_columns import COLUMNS
 from dk_jax.sft.triton_maps import MAPS, flat
 from dk_jax.sft.triton_matmul import MATMULS, attention, attention_of
@@ -51,6 +53,7 @@ TECHNIQUES: dict[str, str] = {
     "no_dot": "a matrix product as sums of products, without tl.dot",
     "unrolled": "the loop over a window unrolled with tl.static_range",
     "windows_fused": "convolution and pooling computed inside the reduction that uses them",
+    "row_pipeline": "several normalisations of a row, one and its reduction, or a product and its norm, in one kernel",
     "flash": "attention in one kernel that never writes the scores",
     "strided_access": "neighbouring lanes are a whole row apart in memory",
 }
@@ -60,8 +63,8 @@ _LONGEST_LINES = 90
 
 _SCHEDULES: dict[SegmentKind, tuple[Schedule, ...]] = {
     "map": MAPS,
-    "reduce": ROWS,
-    "norm": ROWS,
+    "reduce": (*SPLIT_ROWS, *SHORT_ROWS, *ROWS),
+    "norm": (*SHORT_ROWS, *ROWS),
     "column": COLUMNS,
     "matmul": MATMULS,
     "transpose": TRANSPOSES,
@@ -85,6 +88,7 @@ def triton_variants(task: Task) -> list[Variant]:
         rights = _scheduled(task, plan(spec, windows=True), ("fused", "windows_fused")) + rights
     if attention_of(spec):
         rights = _attentions(task, spec) + rights
+    rights = row_pipelines(task, spec) + product_rows(task, spec) + rights
     separate = plan(spec, fuse=False)
     if len(separate) > len(plan(spec)):
         rights += _scheduled(task, separate, ("separate_kernels",), at_most=3, intent="slow")

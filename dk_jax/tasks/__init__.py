@@ -1,1 +1,1 @@
-"""What is to be optimised: tasks, the built-in suite, a generator of more, a loader of KernelBench files."""
+"""What is to be optimised: tasks, the built-in suite, a generator of more, loaders of KernelBench, modules and rows of data sets."""

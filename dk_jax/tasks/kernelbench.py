@@ -1,4 +1,7 @@
-"""Loads tasks from a directory of KernelBench files: DIRECTORY/level1/12_Name.py and so on.
+"""Loads tasks from a checkout of KernelBench, or any directory that is laid out like it: DIRECTORY/level1/12_Name.py and so on.
+
+A task is named after level, number and file: level1_12_Name. Levels 1 to 3 have 250; level 4, whole models of others, is read where it is
+asked for.
 
 A file is parsed, never executed: running it is the sandbox's business.
 """
@@ -8,10 +11,12 @@ from __future__ import annotations
 import ast
 import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from dk_jax.tasks.entry_point import UNPARSABLE, parse
 from dk_jax.tasks.task import Size, Split, Task
+from sandbox.protocol import MAX_SOURCE_BYTES
 
 _SHOWN = 10
 
@@ -26,7 +31,7 @@ def load_kernelbench(
     """Tasks of a KernelBench directory, by level and then by number.
 
     Args:
-      directory: holds level1, level2, ...
+      directory: holds level1, level2, ..., or is the checkout, which holds them in KernelBench/.
       levels: which of them to read.
       split: split of the tasks; each file is a family of its own.
       size: machine that the sizes are meant for.
@@ -34,11 +39,9 @@ def load_kernelbench(
     Raises:
       TaskFileError: the directory or a level is missing or empty, or files are bad (all of them are listed).
     """
-    root = Path(directory)
-    if not root.is_dir():
-        raise TaskFileError(
-            f"{root}: no such directory; give one that holds {', '.join(f'level{n}/' for n in levels)}"
-        )
+    root = existing_directory(directory, f"give one that holds {', '.join(f'level{n}/' for n in levels)}")
+    if not any(root.glob("level[0-9]*")) and (root / "KernelBench").is_dir():
+        root /= "KernelBench"
     tasks, problems = [], []
     for level in levels:
         folder = root / f"level{level}"
@@ -52,10 +55,22 @@ def load_kernelbench(
                 tasks.append(load_task_file(path, level=level, split=split, size=size))
             except TaskFileError as error:
                 problems.append(str(error))
+    raise_all(problems)
+    return tasks
+
+
+def existing_directory(directory: str | Path, wanted: str) -> Path:
+    """The directory. Raises TaskFileError, which says what is `wanted`, where there is none."""
+    if not Path(directory).is_dir():
+        raise TaskFileError(f"{directory}: no such directory; {wanted}")
+    return Path(directory)
+
+
+def raise_all(problems: Sequence[str]) -> None:
+    """Raises TaskFileError with the first of the problems and the number of the others, if there are any."""
     if problems:
         more = f"\n... and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
         raise TaskFileError("\n".join(problems[:_SHOWN]) + more)
-    return tasks
 
 
 def split_by_family(tasks: Sequence[Task], every: int = 4) -> list[Task]:
@@ -71,15 +86,7 @@ def load_task_file(path: str | Path, *, level: int = 1, split: Split = "train", 
       TaskFileError: the file cannot be read or parsed, or lacks something that a task needs.
     """
     path = Path(path)
-    try:
-        source = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise TaskFileError(
-            f"{path}: cannot be read ({error.strerror}); check the path and its permissions"
-        ) from error
-    except UnicodeDecodeError as error:
-        raise TaskFileError(f"{path}: not UTF-8 text (byte {error.start}); save it as UTF-8") from error
-    check_reference(source, str(path))
+    source = read_reference(path)
     name = re.sub(r"\W+", "_", path.stem)
     family = re.sub(r"^\d+_", "", name).lower()
     return Task(
@@ -92,6 +99,24 @@ def load_task_file(path: str | Path, *, level: int = 1, split: Split = "train", 
     )
 
 
+def read_reference(path: Path) -> str:
+    """The checked source in a file.
+
+    Raises:
+      TaskFileError: the file cannot be read or parsed, or lacks something that a task needs.
+    """
+    try:
+        source = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise TaskFileError(
+            f"{path}: cannot be read ({error.strerror}); check the path and its permissions"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise TaskFileError(f"{path}: not UTF-8 text (byte {error.start}); save it as UTF-8") from error
+    check_reference(source, str(path))
+    return source
+
+
 def check_reference(source: str, name: str) -> None:
     """Check that a reference source has what a task needs, without running it.
 
@@ -102,9 +127,11 @@ def check_reference(source: str, name: str) -> None:
     Raises:
       TaskFileError: naming `name`, the line and what to do.
     """
+    if (size := len(source.encode("utf-8", "surrogatepass"))) > MAX_SOURCE_BYTES:
+        raise TaskFileError(f"{name}: {size} bytes of source, the sandbox takes {MAX_SOURCE_BYTES}; draw large constants instead")
     try:
-        tree = ast.parse(source)
-    except (SyntaxError, ValueError) as error:
+        tree = parse(source)
+    except UNPARSABLE as error:
         line = getattr(error, "lineno", None) or 1
         raise TaskFileError(
             f"{name}:{line}: not valid Python ({getattr(error, 'msg', error)}); fix the syntax"
@@ -117,7 +144,7 @@ def check_reference(source: str, name: str) -> None:
             f"{name}:{end}: no class Model; define `class Model(nn.Module)` with a forward method"
         )
     model = classes["Model"]
-    if "forward" not in {node.name for node in model.body if isinstance(node, ast.FunctionDef)}:
+    if not _has_forward(model, classes):
         raise TaskFileError(
             f"{name}:{model.lineno}: class Model has no forward; define `def forward(self, ...)`"
         )
@@ -129,6 +156,14 @@ def check_reference(source: str, name: str) -> None:
             raise TaskFileError(
                 f"{name}:{end}: no function {function}; define `def {function}()` that returns {purpose}"
             )
+
+
+def _has_forward(model: ast.ClassDef, classes: Mapping[str, ast.ClassDef]) -> bool:
+    """Whether a class has forward, be it from a class before it in the file."""
+    if any(isinstance(node, ast.FunctionDef) and node.name == "forward" for node in model.body):
+        return True
+    bases = (classes[base.id] for base in model.bases if isinstance(base, ast.Name) and base.id in classes)
+    return any(_has_forward(base, classes) for base in bases if base.lineno < model.lineno)
 
 
 def _order(path: Path) -> tuple[int, str]:

@@ -19,6 +19,8 @@ from dk_jax.models.config import AGENTS
 from dk_jax.models.presets import PRESETS
 from dk_jax.rl.advantages import ESTIMATORS
 from dk_jax.rl.losses import AGGREGATES
+from dk_jax.search import strategy
+from dk_jax.search.schemes import Halving
 from dk_jax.sft.batches import seats
 from dk_jax.train import model as models
 from dk_jax.train import setup, updaters
@@ -32,6 +34,7 @@ POSITIVE = {
     "rollout": ("tasks", "rollouts", "turns", "max_rows", "max_policy_tokens", "max_selection_tokens", "max_summary_tokens"),
     "evaluation": ("samples", "turns"),
     "learner": ("streams", "length_step"),
+    "tasks": ("held_out_every",),
     "sandbox": ("workers", "threads", "correctness_trials", "parallel_tasks"),
 }
 """Numbers of which there must be at least one."""
@@ -100,11 +103,40 @@ def _check(cfg: ConfigDict) -> None:
             raise ConfigError(f"evaluation.{name} is {cfg.evaluation[name]}: give how many, or 0 for none")
     if cfg.evaluation.call_samples:
         setup.kernel_variants(cfg.sandbox.language)
+    _check_search(cfg)
+    if cfg.tasks.rows < 0:
+        raise ConfigError(f"tasks.rows is {cfg.tasks.rows}: give how many rows are read, or 0 for all")
     _check_sources(cfg)
     if not 0 <= cfg.sft.validation_share < 1:
         raise ConfigError(f"sft.validation_share is {cfg.sft.validation_share}: give a share of the tasks in [0, 1)")
     with _blaming("rollout"):
         setup.sampler_config(cfg, eos_id=0)
+
+
+def _check_search(cfg: ConfigDict) -> None:
+    """Whether evaluation.search goes with the rest of the recipe."""
+    e, named = cfg.evaluation, f"evaluation.search.name={cfg.evaluation.search.name!r}"
+    try:
+        search = strategy.make(e.search)
+    except ValueError as error:  # names the key
+        raise ConfigError(str(error)) from error
+    if isinstance(search.spend, Halving):
+        if e.samples < search.spend.most:
+            raise ConfigError(f"{named} has up to {search.spend.most} schemes a task: evaluation.samples={e.samples} are too few to try them all")
+        if e.turns <= search.spend.first_turns:
+            raise ConfigError(
+                f"{named} has nothing left for the best schemes: evaluation.turns={e.turns} must be more than evaluation.search.first_turns"
+            )
+        if cfg.rollout.selector != "llm":
+            raise ConfigError(f"{named} asks the selection agent: rollout.selector={cfg.rollout.selector!r} must be 'llm'")
+    if (search.grow or isinstance(search.spend, Halving)) and not (e.inject and cfg.skills.use):
+        what = "evaluation.search.grow=True" if search.grow else named
+        raise ConfigError(f"{what} is for skills: evaluation.inject={e.inject} and skills.use={cfg.skills.use} must both be True")
+    if search.grow and (e.turns < 2 or cfg.rollout.summaries < 1 or cfg.skills.max_triggers < 1):
+        raise ConfigError(
+            "evaluation.search.grow=True learns from samples that improve on themselves: evaluation.turns must be at least 2 (it is "
+            f"{e.turns}), rollout.summaries ({cfg.rollout.summaries}) and skills.max_triggers ({cfg.skills.max_triggers}) at least 1"
+        )
 
 
 def _check_sources(cfg: ConfigDict) -> None:
@@ -172,7 +204,8 @@ def _check_credit(cfg: ConfigDict) -> None:
 
 
 def check_tasks(cfg: ConfigDict, tasks: TaskSets) -> None:
-    """Whether there are as many tasks as a step takes. Raises ConfigError."""
+    """Whether there are as many tasks as a step takes, and some to evaluate on. Raises ConfigError."""
+    setup.need_both_splits(tasks)
     setup.step_tasks(tasks.rl, 0, count=cfg.rollout.tasks, seed=cfg.seed)
     if cfg.rollout.checked_tasks:
         setup.step_tasks(tasks.checked, 0, count=cfg.rollout.checked_tasks, seed=cfg.seed, key="rollout.checked_tasks")

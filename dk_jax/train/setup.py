@@ -4,8 +4,8 @@ and numbers are read here."""
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable, Collection, Sequence
-from pathlib import Path
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -18,11 +18,17 @@ from dk_jax.sft.corpus import Variant
 from dk_jax.skills.lifecycle import LifecycleRules
 from dk_jax.tasks.builtin import builtin_suite
 from dk_jax.tasks.generate import generate_tasks
-from dk_jax.tasks.kernelbench import load_kernelbench, split_by_family
+from dk_jax.tasks.kernelbench import split_by_family
+from dk_jax.tasks.learnable import learnable_tasks, reserved
+from dk_jax.tasks.records import Fields, Records
+from dk_jax.tasks.sources import SOURCES, load_source
 from dk_jax.tasks.task import Task
 from dk_jax.train.credit import CreditConfig
 from sandbox.client import SandboxClient
 from sandbox.protocol import Options, RewardSpec
+
+log = logging.getLogger(__name__)
+_TOLD_ROWS = 10
 
 
 class ConfigError(ValueError):
@@ -60,34 +66,34 @@ class TaskSets:
         return family or tuple(t for t in others if task.spec is not None and t.spec is not None and t.spec.kind == task.spec.kind)
 
 
-def load_tasks(cfg: ConfigDict) -> TaskSets:
-    """Tasks by config: `builtin`, or a `kernelbench` directory (its held-out split is every fourth family by name), whose files
-    RL and evaluation use; the cold start then has the generated tasks alone, since it can write kernels for no others."""
+def load_tasks(cfg: ConfigDict, read: Records | None = None) -> TaskSets:
+    """Tasks by config: `builtin`; `learnable`, whose generated tasks hold nothing of the held-out ones; or from files (`read_source`), which
+    RL and evaluation use; the cold start then has the generated tasks alone, since it can write kernels for no others. `read`: what
+    `read_source` gives, where that was called already."""
     levels = set(cfg.tasks.levels)
     kinds = set(cfg.tasks.kinds)
-    suite = builtin_suite(cfg.tasks.size)
-    if unknown := kinds - {t.spec.kind for t in suite.tasks}:
-        raise ConfigError(f"tasks.kinds names {sorted(unknown)}: there are {sorted({t.spec.kind for t in suite.tasks})}")
-    if cfg.tasks.source == "builtin":
-        tasks = [t for t in suite.tasks if t.level in levels and (not kinds or t.spec.kind in kinds)]
-    elif cfg.tasks.source == "kernelbench":
-        if cfg.sandbox.form == "kernel":
-            raise ConfigError(
-                "sandbox.form='kernel' with tasks.source='kernelbench': which tensors such a kernel gets is known of built-in tasks "
-                "alone. Use sandbox.form='module'."
-            )
-        if cfg.sft.steps and not cfg.tasks.generated:
-            raise ConfigError("tasks.generated is 0 with tasks.source='kernelbench': the cold start has no task to write kernels for")
-        tasks = split_by_family(load_kernelbench(Path(cfg.tasks.directory), tuple(sorted(levels)), size=cfg.tasks.size))
+    learnable = cfg.tasks.source == "learnable"
+    known = learnable_tasks(cfg.tasks.size) if learnable else builtin_suite(cfg.tasks.size).tasks
+    if unknown := kinds - {t.spec.kind for t in known}:
+        raise ConfigError(f"tasks.kinds names {sorted(unknown)}: there are {sorted({t.spec.kind for t in known})}")
+    if cfg.tasks.source in ("builtin", "learnable"):
+        tasks = [t for t in known if t.level in levels and (not kinds or t.spec.kind in kinds)]
     else:
-        raise ConfigError(f"tasks.source is {cfg.tasks.source!r}: use 'builtin' or 'kernelbench'")
+        found = read or read_source(cfg)
+        if cfg.sft.steps and not cfg.tasks.generated:
+            raise ConfigError(f"tasks.generated is 0 with tasks.source={cfg.tasks.source!r}: the cold start has no task to write kernels for")
+        for row in found.bad[:_TOLD_ROWS]:
+            log.warning("no task: %s", row)
+        if found.bad or found.merged:
+            log.warning("%s: %s", cfg.tasks.directory, found.summary)
+        tasks = split_by_family(found.tasks, cfg.tasks.held_out_every)
     generated, fresh, checked = _generated(cfg.seed, cfg.tasks, kinds)
+    if learnable:
+        generated, fresh, checked = ([t for t in made if not reserved(t.spec)] for made in (generated, fresh, checked))
     train = tuple(t for t in tasks if t.split == "train")
     held_out = tuple(t for t in tasks if t.split == "held_out")
-    if not train or not held_out:
-        raise ConfigError(
-            f"tasks.levels={tuple(sorted(levels))} leaves {len(train)} training and {len(held_out)} held-out tasks: both must be > 0"
-        )
+    if not train and not held_out:
+        raise ConfigError(f"tasks.levels={tuple(sorted(levels))} leaves no task at all")
     if generated and cfg.tasks.check_size:
         first = sum(t.spec is not None for t in train)  # these come first in the corpus
         timed = max(cfg.tasks.rl_generated, (cfg.corpus.timed_tasks or first + len(generated)) - first)
@@ -104,6 +110,33 @@ def load_tasks(cfg: ConfigDict) -> TaskSets:
         fresh=tuple(fresh),
         checked=tuple(checked),
     )
+
+
+def read_source(cfg: ConfigDict) -> Records:
+    """Tasks of files, not split yet: `kernelbench` (a checkout), `modules` (a directory of the user's own), `records` (.jsonl or .parquet).
+
+    Raises:
+        ConfigError: of a key. TaskFileError: of the files.
+    """
+    c = cfg.tasks
+    if c.source not in SOURCES:
+        raise ConfigError(f"tasks.source is {c.source!r}: use 'builtin', 'learnable', {', '.join(map(repr, SOURCES))}")
+    if cfg.sandbox.form == "kernel":
+        raise ConfigError(
+            f"sandbox.form='kernel' with tasks.source={c.source!r}: which tensors such a kernel gets is known of built-in tasks alone. Use "
+            "sandbox.form='module'."
+        )
+    fields = Fields(**{name: tuple(paths) for name, paths in c.fields.to_dict().items() if paths})
+    return load_source(c.source, c.directory, levels=set(c.levels), size=c.size, fields=fields, rows=c.rows)
+
+
+def need_both_splits(tasks: TaskSets) -> None:
+    """Raises ConfigError where there is nothing to train on, or nothing to evaluate on."""
+    if not tasks.train or not tasks.held_out:
+        raise ConfigError(
+            f"tasks.levels and tasks.source leave {len(tasks.train)} training and {len(tasks.held_out)} held-out tasks: both must be > 0. Of "
+            "tasks from files every tasks.held_out_every-th family by name is held out"
+        )
 
 
 def _generated(seed: int, c: ConfigDict, kinds: Collection[str]) -> tuple[list[Task], list[Task], list[Task]]:

@@ -99,14 +99,6 @@ def test_a_task_that_the_sandbox_rejects_is_told_once(caplog):
     assert caplog.text.count("rejects task a") == 1 and "get_inputs() fails" in caplog.text
 
 
-def test_refusals_name_the_tasks_and_the_reasons():
-    class Client(FakeClient):
-        def admission(self, task):
-            return "zeros would pass" if task.name == "b" else ""
-
-    assert make_judge(Client()).refusals([A, B]) == {"b": "zeros would pass"}
-
-
 @pytest.mark.parametrize("call", ["evaluate", "verify"])
 def test_who_is_told_to_abort_does_not_sit_out_the_pause(monkeypatch, call):
     monkeypatch.setattr(judge_module, "FIRST_PAUSE_S", 60.0)

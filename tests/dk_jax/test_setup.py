@@ -11,9 +11,10 @@ from configs.smollm2_triton import get_config as smollm2
 from dk_jax.tasks.builtin import builtin_suite
 from dk_jax.train import model as models
 from dk_jax.train import setup
-from dk_jax.train.admission import admitted
+from dk_jax.train.admission import FILE, admitted
 from dk_jax.train.checks import check_config, check_tasks
 from dk_jax.train.cold_start import ColdStartData
+from sandbox.protocol import Admission
 
 
 @pytest.mark.parametrize("get_config", [demo, smollm2])
@@ -179,15 +180,16 @@ class Refusing:
     """A judge that refuses the tasks whose names contain one of `words`; counts those it is shown."""
 
     def __init__(self, *words):
-        self.words, self.shown = words, 0
+        self.words, self.shown, self.limits = words, 0, {}
 
-    def refusals(self, tasks):
+    def examinations(self, tasks, found):
         self.shown += len(tasks)
-        return {t.name: "zeros would pass" for t in tasks if any(word in t.name for word in self.words)}
+        for t in tasks:
+            found(t, Admission(problem="zeros would pass" if any(word in t.name for word in self.words) else ""))
 
 
 def test_files_that_the_sandbox_refuses_are_left_out_and_asked_about_once(kernelbench, tmp_path, caplog):
-    tasks, path = setup.load_tasks(kernelbench), tmp_path / "admission.json"
+    tasks, path = setup.load_tasks(kernelbench), tmp_path / FILE
     judge = Refusing("Softmax3", "Softmax5")
     found = admitted(tasks, judge, path)
     assert [t.name for t in found.held_out] == ["level1_7_Softmax7"] and len(found.train) == 6 and judge.shown == 9
@@ -201,7 +203,7 @@ def test_files_that_the_sandbox_refuses_are_left_out_and_asked_about_once(kernel
 
 def test_no_task_left_is_an_error(kernelbench, tmp_path):
     with pytest.raises(setup.ConfigError, match="refuses 2, which leaves 7 training and 0 held-out tasks; the first is .*zeros would pass"):
-        admitted(setup.load_tasks(kernelbench), Refusing("Softmax3", "Softmax7"), tmp_path / "admission.json")
+        admitted(setup.load_tasks(kernelbench), Refusing("Softmax3", "Softmax7"), tmp_path / FILE)
 
 
 def test_a_recipe_that_lacks_a_key_is_told_which():
