@@ -5,12 +5,15 @@
     python scripts/evaluate.py ... --policy=endpoint --base_url=https://host/v1 --model=NAME --price_in=0.5 --price_out=1.5 --budget=10
     python scripts/evaluate.py ... --policy=kernels:DIR      # somebody else's kernels (dk_jax.evaluation.kernel_folder)
     python scripts/evaluate.py ... --policy=expert           # the generators' own (also naive, wrong): the right answer is known
+    python scripts/evaluate.py ... --config.evaluation.search.name=memory --config.evaluation.turns=16 --config.evaluation.samples=1
+    python scripts/evaluate.py ... --library=runs/demo --chunk=4 --config.evaluation.search.grow=True    # and learns while it evaluates
     python scripts/evaluate.py --workdir=evals/demo --summary_only --against=evals/base
 
-Samples, turns, temperature and top_p are the recipe's `evaluation`, baselines its `sandbox.baselines`: Fast_p over torch.compile needs
---config.sandbox.baselines="('eager','torch.compile')". Interrupted, the same command goes on where it stopped: nothing is judged twice and no
-answer paid for twice. In the workdir: results.jsonl (a line a task and sample), summary.json, settings.json (what is evaluated; anything else
-is refused there), sessions.json, and the journals. A sandbox is started as a child process unless --sandbox names the socket of a running one.
+Samples, turns, temperature, top_p and how they are spent (`search`) are the recipe's `evaluation`, baselines its `sandbox.baselines`: Fast_p
+over torch.compile needs --config.sandbox.baselines="('eager','torch.compile')". Interrupted, the same command goes on where it stopped:
+nothing is judged twice and no answer paid for twice. In the workdir: results.jsonl (a line a task and sample), summary.json, settings.json
+(what is evaluated; anything else is refused there), sessions.json, the journals, and with evaluation.search.grow the library, library.sqlite.
+A sandbox is started as a child process unless --sandbox names the socket of a running one.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ import logging
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -99,6 +103,7 @@ def _run(cfg, workdir: Path) -> int:
     from dk_jax.evaluation import harness, policies
     from dk_jax.evaluation.results import RESULTS, ResultsFile
     from dk_jax.rollout.episode import task_view
+    from dk_jax.search import strategy
     from dk_jax.train import setup
 
     kind, _ = policies.kind_of(_POLICY.value)  # what is quick to see first
@@ -106,29 +111,48 @@ def _run(cfg, workdir: Path) -> int:
     if _LIBRARY.value and kind in (*policies.SCRIPTED, "kernels"):
         raise ValueError(f"--library={_LIBRARY.value}: the policy {kind} reads no prompts, so skills are of no use to it")
     cfg = _as_evaluated(cfg)
-    tasks = _tasks(cfg)
+    search = strategy.make(cfg.evaluation.search)
+    if kind in (*policies.SCRIPTED, "kernels") and search != strategy.Search():
+        raise ValueError(f"evaluation.search {search.settings}: the policy {kind} reads no prompts: use name='turns' and grow=False with it")
+    tasks, siblings = _tasks(cfg)
     views = {task.name: task_view(task, language=cfg.sandbox.language, form=cfg.sandbox.form) for task in tasks}
     described = policies.describe(_POLICY.value, cfg, tasks, views, endpoint=endpoint, own_sampling=_OWN_SAMPLING.value)
     config = setup.rollout_config(cfg)
     if kind == "endpoint" and _MAX_TOKENS.value:
         config = dataclasses.replace(config, max_policy_tokens=_MAX_TOKENS.value, max_selection_tokens=_MAX_TOKENS.value)
     skills, library = _skills(cfg, described)
+    if search.name == "schemes" and not skills and not search.grow:
+        raise ValueError("evaluation.search.name='schemes' chooses among skills, and none are on offer: give --library")
     workdir.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
         take_folder(workdir, stack)
         chunk = _chunk(cfg, kind, harness.read_settings(workdir))
         plan = harness.Plan(
             tasks=tuple(tasks), samples=cfg.evaluation.samples, turns=cfg.evaluation.turns, chunk=chunk, seed=cfg.seed, config=config,
-            skills=tuple(skills),
+            skills=tuple(skills), search=search,
         )  # fmt: skip
+        if search.grow and len(plan.chunks) == 1:
+            print("evaluation.search.grow: all tasks are one chunk, and nothing is learned for any of them; see --chunk")
         harness.remember_settings(workdir, harness.settings_of(cfg, plan, policy=described.facts, split=_SPLIT.value, library=library))
-        results = ResultsFile(workdir / RESULTS)
-        if len(results.results) < len(tasks) * plan.samples:
-            _evaluate(cfg, workdir, stack, described, plan, views, results)
+        results, growth = ResultsFile(workdir / RESULTS), _growth(cfg, workdir, stack, plan, siblings) if search.grow else None
+        if len(results.results) < len(tasks) * plan.samples or growth is not None and not growth.knows(len(plan.chunks) - 1):
+            _evaluate(cfg, workdir, stack, described, plan, views, results, growth)
     return _summarise(workdir)
 
 
-def _evaluate(cfg, workdir: Path, stack: contextlib.ExitStack, described, plan, views, results) -> None:
+def _growth(cfg, workdir: Path, stack: contextlib.ExitStack, plan, siblings):
+    """The library of the folder, begun with the skills on offer."""
+    from dk_jax.rollout.verify import Verifier
+    from dk_jax.search.growth import LIBRARY, Growth
+    from dk_jax.skills.library import SkillLibrary
+
+    library = stack.enter_context(SkillLibrary(workdir / LIBRARY))
+    growth = Growth(library=library, verifier=Verifier.from_config(cfg, siblings))
+    growth.begin(plan.skills)
+    return growth
+
+
+def _evaluate(cfg, workdir: Path, stack: contextlib.ExitStack, described, plan, views, results, growth) -> None:
     from tqdm import tqdm
 
     from dk_jax.evaluation import harness, policies
@@ -142,7 +166,7 @@ def _evaluate(cfg, workdir: Path, stack: contextlib.ExitStack, described, plan, 
     judge = setup.make_judge(cfg, socket, journal)
     from_files = sum(task.spec is None for task in plan.tasks)
     with tqdm(total=from_files, desc="admission", unit="task", disable=not from_files) as bar:
-        refused = harness.refusals(judge, plan.tasks, workdir / harness.ADMISSION, progress=bar.update)
+        refused = harness.refusals(judge, plan.tasks, workdir / harness.ADMISSION, device=cfg.sandbox.device, progress=bar.update)
     policy = stack.enter_context(policies.opened(described, cfg, plan.tasks, views, config=plan.config, workdir=workdir))
     sessions, known = harness.Sessions(workdir / harness.SESSIONS, device=cfg.sandbox.device), len(journal)
     per_task = plan.samples * plan.turns
@@ -154,7 +178,9 @@ def _evaluate(cfg, workdir: Path, stack: contextlib.ExitStack, described, plan, 
             bar.n = len(last) * plan.turns  # a trajectory may have ended before its last turn
             bar.set_postfix(Fast_1=f"{sum(m.speedup > 1 for m in last) / max(len(last), 1):.1%}")
 
-        unfinished = harness.evaluate(policy, judge, plan, results, refused=refused, progress=bar.update, chunk_done=chunk_done)
+        unfinished = harness.evaluate(
+            policy, judge, plan, results, refused=refused, growth=growth, progress=bar.update, chunk_done=chunk_done
+        )  # fmt: skip
     if unfinished[policies.OUT_OF_BUDGET]:
         print(f"the budget is spent after {len(results.results)} samples: with a larger one the same command goes on")
     elif unfinished:
@@ -172,7 +198,8 @@ def _as_evaluated(cfg):
     return own
 
 
-def _tasks(cfg) -> list:
+def _tasks(cfg) -> tuple[list, Callable]:
+    """The tasks to evaluate, and what gives the training tasks beside a task (dk_jax.train.setup.TaskSets.siblings)."""
     from dk_jax.train import setup
 
     sets = setup.load_tasks(cfg)
@@ -183,7 +210,7 @@ def _tasks(cfg) -> list:
     most = cfg.evaluation.max_tasks
     if most and most < len(tasks):
         print(f"evaluation.max_tasks={most}: the first {most} of {len(tasks)} tasks")
-    return tasks[:most] if most else tasks
+    return tasks[:most] if most else tasks, sets.siblings
 
 
 def _endpoint_config():

@@ -111,20 +111,54 @@ def difference(
     Raises:
         ValueError: no task is in both.
     """
+    (value,), shared = differences(one, other, [of], seed=seed, resamples=resamples)
+    return value, shared
+
+
+def differences(
+    one: Sequence[Measured],
+    other: Sequence[Measured],
+    of: Sequence[Callable[[Scores], Value]],
+    *,
+    seed: int = 0,
+    resamples: int = RESAMPLES,
+) -> tuple[list[Value], int]:
+    """`difference` for several statistics, from the same draws: (differences, tasks)."""
     shared = {m.task for m in one} & {m.task for m in other}
     if not shared:
         raise ValueError("the two evaluations have no task in common: there is nothing to compare")
     left, right = (_Table.of([m for m in side if m.task in shared]) for side in (one, other))
-    at = _index_of(of)
+    at = [_index_of(pick) for pick in of]
     draws = []
     rng = np.random.default_rng(seed)
     for _ in range(resamples):
         tasks = rng.integers(len(shared), size=len(shared))
-        draws.append(_statistics(right.drawn(rng, tasks))[at] - _statistics(left.drawn(rng, tasks))[at])
-    kept = np.array(draws)[np.isfinite(draws)]
-    low, high = np.quantile(kept, (0.025, 0.975)) if len(kept) else (math.nan, math.nan)
-    value = _statistics(right.once())[at] - _statistics(left.once())[at]
-    return Value(value=float(value), low=float(low), high=float(high)), len(shared)
+        draws.append((_statistics(right.drawn(rng, tasks)) - _statistics(left.drawn(rng, tasks)))[at])
+    values = []
+    for value, own in zip((_statistics(right.once()) - _statistics(left.once()))[at], np.array(draws).T, strict=True):
+        kept = own[np.isfinite(own)]
+        low, high = np.quantile(kept, (0.025, 0.975)) if len(kept) else (math.nan, math.nan)
+        values.append(Value(value=float(value), low=float(low), high=float(high)))
+    return values, len(shared)
+
+
+def curve(
+    measured: Sequence[Measured], thresholds: Sequence[float], *, seed: int = 0, resamples: int = RESAMPLES
+) -> Float[np.ndarray, "3 P"]:
+    """Fast_p at any thresholds: shares, and the lower and upper ends of their intervals (each by itself, the same draws for all).
+
+    Raises:
+        ValueError: no sample.
+    """
+    table = _Table.of(measured)
+    draws = np.stack([_above(drawn, thresholds) for drawn in table.resampled(np.random.default_rng(seed), resamples)])
+    return np.stack([_above(table.once(), thresholds), *np.quantile(draws, (0.025, 0.975), axis=0)])
+
+
+def _above(drawn: _Drawn, thresholds: Sequence[float]) -> Float[np.ndarray, " P"]:
+    """Shares above each threshold; at 0 the share that is correct."""
+    counts = len(drawn.speedup) - np.searchsorted(np.sort(drawn.speedup), thresholds, side="right")
+    return np.where(np.asarray(thresholds) == 0, drawn.correct.mean(), counts / len(drawn.speedup))
 
 
 def _index_of(of: Callable[[Scores], Value]) -> int:
@@ -187,8 +221,8 @@ class _Table:
 
 def _statistics(drawn: _Drawn) -> Float[np.ndarray, " S"]:
     """Fast_p by THRESHOLDS, compiled, geometric mean, mean."""
-    own = drawn.speedup
-    fast = [float(drawn.correct.mean()) if p == 0 else float((own > p).mean()) for p in THRESHOLDS]
+    own, n = drawn.speedup, len(drawn.speedup)
+    fast = [np.count_nonzero(own > p if p else drawn.correct) / n for p in THRESHOLDS]
     right = own[own > 0]
-    geomean = float(np.exp(np.log(right).mean())) if len(right) else math.nan
-    return np.array([*fast, float(drawn.compiled.mean()), geomean, float(own.mean())])
+    geomean = math.exp(np.log(right).sum() / len(right)) if len(right) else math.nan
+    return np.array([*fast, np.count_nonzero(drawn.compiled) / n, geomean, own.sum() / n])

@@ -1,11 +1,11 @@
 """Evaluates any policy on any tasks, chunk of tasks by chunk, so that nothing is lost and nothing is done twice.
 
-The protocol is that of dk_jax.evaluation.heldout, seeds included: for each task one scheme is selected greedily from the library, and each
-sample writes T turns. What is added: the folder remembers what is evaluated and refuses anything else; finished samples are appended to
-results.jsonl after each chunk; verdicts go to a journal, by the content of task and kernel, the moment they arrive. A task that the sandbox
-does not admit, and one whose prompt leaves no room for an answer, are samples without a kernel that say why.
+The protocol is that of dk_jax.evaluation.heldout, seeds included, unless a recipe searches otherwise (dk_jax.search). What is added: the
+folder remembers what is evaluated and refuses anything else; finished samples are appended to results.jsonl after each chunk; verdicts go to
+a journal, by the content of task and kernel, the moment they arrive; a library that grows as it evaluates does so chunk by chunk.
 
-Not here: the policies (dk_jax.evaluation.policies), scores and tables (dk_jax.evaluation.results).
+Not here: what is done with a chunk (dk_jax.evaluation.chunk), policies (dk_jax.evaluation.policies), scores and tables
+(dk_jax.evaluation.results, scaling).
 """
 
 from __future__ import annotations
@@ -16,31 +16,33 @@ import hashlib
 import json
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ml_collections import ConfigDict
 
-from dk_jax.agents import policy as policy_agent
-from dk_jax.agents import selection
 from dk_jax.evaluation import machine
+from dk_jax.evaluation.asked_speaker import Unanswered
+from dk_jax.evaluation.chunk import evaluate_chunk
 from dk_jax.evaluation.policies import ANSWERS, OUT_OF_BUDGET, Policy
-from dk_jax.evaluation.results import REFUSED, RESULTS, UNFIT, Result, ResultsFile, compare, save_json, summarise
+from dk_jax.evaluation.results import RESULTS, Result, ResultsFile, compare, save_json, summarise
+from dk_jax.evaluation.scaling import at_equal_budget, shape_of
 from dk_jax.interop.endpoint import AnswerJournal
-from dk_jax.rollout.episode import RolloutConfig, choose_schemes, policy_turns, task_view
+from dk_jax.rollout.episode import RolloutConfig
 from dk_jax.rollout.judge import Journal, Judge
-from dk_jax.rollout.trajectory import Trajectory, Turn, Verdict, derive_seed
+from dk_jax.rollout.trajectory import Verdict
+from dk_jax.search.growth import LIBRARY, Growth, grown
+from dk_jax.search.strategy import Search
 from dk_jax.skills.record import Skill
 from dk_jax.tasks.task import Task
+from dk_jax.train import admission
 from dk_jax.train.workdir import WEIGHTS
 
 log = logging.getLogger(__name__)
-SETTINGS, SESSIONS, ADMISSION, VERDICTS = "settings.json", "sessions.json", "admission.json", "journal.jsonl"
-PHASE = "eval"
-"""Names the work in seeds, as in a run's own held-out evaluation: the same model says the same."""
+SETTINGS, SESSIONS, VERDICTS = "settings.json", "sessions.json", "journal.jsonl"
+ADMISSION = admission.FILE
 _SHOWN = 5
-_ASKED_AT_ONCE = 16
 
 
 class SettingsError(ValueError):
@@ -55,7 +57,8 @@ class Plan:
         tasks: distinct names, in the order in which they are evaluated. samples, turns: of each.
         chunk: tasks that are sampled and judged together.
         seed: equal seeds and verdicts give equal trajectories.
-        config: of the episodes. skills: of the library, on offer to the policy's selection agent.
+        config: of the episodes. skills: of the library, on offer to the policy's selection agent; where it grows, at the beginning.
+        search: how turns are spent.
     """
 
     tasks: tuple[Task, ...]
@@ -65,6 +68,7 @@ class Plan:
     seed: int
     config: RolloutConfig
     skills: tuple[Skill, ...] = ()
+    search: Search = Search()
 
     def __post_init__(self):
         if not self.tasks or len({task.name for task in self.tasks}) < len(self.tasks):
@@ -87,10 +91,12 @@ def settings_of(cfg: ConfigDict, plan: Plan, *, policy: Mapping[str, Any], split
     Args:
         policy: its facts (dk_jax.evaluation.policies). library: where the skills are from.
     """
-    s, c = cfg.sandbox, plan.config
+    s, c, k = cfg.sandbox, plan.config, cfg.skills
     names = ("language", "form", "threads", "correctness_trials", "timing", "target_arch", "build_s", "load_s", "check_s", "time_s")
     tokens = ("max_policy_tokens", "max_selection_tokens", "max_context_tokens")
     episode = ("style", *tokens, "headers", "max_skills", "selector", "context", "use_skills")
+    summaries = ("summaries", "max_summary_tokens", "alpha", "beta", "max_triggers")
+    proofs = ("verification", "pairs_per_look", "looks", "error_rate", "min_ratio", "bar", "fail_speedup", "statistic", "max_verifications")
     baselines = ["eager", *(name for name in s.baselines if name != "eager")]
     settings = {
         "policy": dict(policy),
@@ -103,7 +109,10 @@ def settings_of(cfg: ConfigDict, plan: Plan, *, policy: Mapping[str, Any], split
         "episode": {name: getattr(c, name) for name in episode},
         "sandbox": {"device": s.device.partition(":")[0], "baselines": baselines, **{name: s[name] for name in names}},
         "reward": cfg.reward.to_dict(),
+        "search": plan.search.settings,
     }
+    if plan.search.grow:
+        settings["growth"] = {**{name: getattr(c, name) for name in summaries}, **{name: k[name] for name in proofs}}
     return json.loads(json.dumps(settings))
 
 
@@ -117,7 +126,7 @@ def read_settings(workdir: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return {"search": Search().settings, **json.loads(path.read_text(encoding="utf-8"))}  # of before there were others
     except ValueError as error:
         raise SettingsError(f"{path} can't be read ({error}): restore it, or use another --workdir") from error
 
@@ -136,7 +145,7 @@ def remember_settings(workdir: Path, wanted: Mapping[str, Any]) -> None:
         save_json(workdir / SETTINGS, wanted)
     elif differing := differences(found, wanted):
         if not any(_filled(workdir / name) for name in (RESULTS, VERDICTS, ANSWERS)):
-            for name in (WEIGHTS, ADMISSION):
+            for name in (WEIGHTS, ADMISSION, LIBRARY, f"{LIBRARY}-wal", f"{LIBRARY}-shm"):
                 (workdir / name).unlink(missing_ok=True)
             save_json(workdir / SETTINGS, wanted)
             return
@@ -201,24 +210,25 @@ def read_sessions(path: Path) -> list[dict[str, Any]]:
 def summary_of(workdir: Path, **fields: Any) -> dict[str, Any]:
     """The summary of all that a folder holds. `fields`: see dk_jax.evaluation.results.summarise. Raises SettingsError: it holds no evaluation."""
     settings, results = _folder(workdir)
-    path = workdir / ADMISSION
-    known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    refused = {name: reason for name, reason in known.items() if reason and name in settings["tasks"]}
+    refused, marked = told_of_tasks(workdir / ADMISSION, settings["tasks"])
     spent = None
     if (workdir / ANSWERS).exists():
         answers = AnswerJournal(workdir / ANSWERS)
         answers.close()
         spent = {"cost": answers.spent or None, "tokens": answers.spent_tokens}
-    return summarise(results, settings, sessions=read_sessions(workdir / SESSIONS), refused=refused, spent=spent, **fields)
+    growth = grown(workdir / LIBRARY, of=-(-len(settings["tasks"]) // settings["chunk"])) if settings["search"]["grow"] else None
+    told = dict(refused=refused, marked=marked, spent=spent, growth=growth)
+    return summarise(results, settings, sessions=read_sessions(workdir / SESSIONS), **told, **fields)
 
 
 def compared(workdir: Path, other: Path, **fields: Any) -> dict[str, Any]:
-    """What the evaluation of a folder has more than that of another (dk_jax.evaluation.results.compare), over the baselines of both, and
-    `settings`: what was asked differently."""
+    """What the evaluation of a folder has more than that of another (dk_jax.evaluation.results.compare), over the baselines of both, the
+    same at an equal budget of candidates (dk_jax.evaluation.scaling.at_equal_budget), and `settings`: what was asked differently."""
     (own, results), (theirs, others) = _folder(workdir), _folder(other)
     baselines = [name for name in own["sandbox"]["baselines"] if name in theirs["sandbox"]["baselines"]]
     found = compare(results, others, baselines, seed=own["seed"], **fields)
-    return found | {"settings": differences(theirs, own)}
+    equal = at_equal_budget(results, others, baselines, (shape_of(own), shape_of(theirs)), seed=own["seed"], **fields)
+    return found | {"equal_budget": equal, "settings": differences(theirs, own)}
 
 
 def _folder(workdir: Path) -> tuple[dict[str, Any], list[Result]]:
@@ -230,7 +240,7 @@ def _folder(workdir: Path) -> tuple[dict[str, Any], list[Result]]:
 
 class VerdictJournal(Journal):
     """A journal by the content of task and kernel: a kernel is judged once, whichever sample and turn hands it in, and whatever was
-    evaluated beside it."""
+    evaluated beside it. Not so the arms of a verification, which are judged together and compared with each other alone."""
 
     def get(self, key: str) -> Verdict | None:
         return super().get(_content(key))
@@ -240,28 +250,28 @@ class VerdictJournal(Journal):
 
 
 def _content(key: str) -> str:
-    """The digest at the end of a key of dk_jax.rollout.judge."""
-    return key.rpartition("/")[2]
+    """The digest at the end of a key of dk_jax.rollout.judge; all of it where that is of a verification."""
+    return key if "/verify/" in key else key.rpartition("/")[2]
 
 
-def refusals(judge: Any, tasks: Sequence[Task], path: Path, *, progress: Callable[[int], None] | None = None) -> dict[str, str]:
-    """Why the sandbox does not admit tasks that were read from files, by name; asked once, then read from `path`. Such tasks are evaluated
-    as ones without a kernel, not left out.
+def refusals(judge: Any, tasks: Sequence[Task], path: Path, **fields: Any) -> dict[str, str]:
+    """Why tasks that were read from files can't be used at all, by name; asked once, then read from `path`. Such tasks are evaluated as ones
+    without a kernel, not left out; those that a trivial answer would pass are evaluated as all others, and marked.
 
     Args:
-        judge: has `refusals` (dk_jax.rollout.judge.SandboxJudge).
-        progress: called with the number of tasks that were asked about.
+        judge: has `examinations` and `limits` (dk_jax.rollout.judge.SandboxJudge). fields: see dk_jax.train.admission.examined.
+
+    Raises:
+        ValueError: a line of the file is damaged.
     """
-    known: dict[str, str] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    new = [task for task in tasks if task.spec is None and task.name not in known]
-    for start in range(0, len(new), _ASKED_AT_ONCE):
-        part = new[start : start + _ASKED_AT_ONCE]
-        found = judge.refusals(part)
-        known |= {task.name: found.get(task.name, "") for task in part}
-        save_json(path, known)
-        if progress is not None:
-            progress(len(part))
-    return {task.name: known[task.name] for task in tasks if known.get(task.name)}
+    found = admission.examined(judge, [task for task in tasks if task.spec is None], path, **fields)
+    return {name: one.problem for name, one in found.items() if one.problem}
+
+
+def told_of_tasks(path: Path, tasks: Collection[str]) -> tuple[dict[str, str], dict[str, list[str]]]:
+    """Of these tasks, by name: why one can't be used at all, and what else is to be told of one beside its scores."""
+    problems = {name: entry["problem"] for name, entry in admission.AdmissionFile(path).entries.items() if name in tasks and entry["problem"]}
+    return problems, {name: said for name, said in admission.marks(path).items() if name in tasks and name not in problems}
 
 
 # --- the work -------------------------------------------------------------------------------------------------------------------------
@@ -274,6 +284,7 @@ def evaluate(
     results: ResultsFile,
     *,
     refused: Mapping[str, str] | None = None,
+    growth: Growth | None = None,
     progress: Callable[[int], None] | None = None,
     chunk_done: Callable[[], None] | None = None,
 ) -> Counter[str]:
@@ -283,102 +294,35 @@ def evaluate(
 
     Args:
         refused: tasks that the sandbox does not admit, and why.
+        growth: what is on offer to each chunk, where the plan's search lets the library grow. After a chunk's results it takes in what they
+            teach; a chunk that a crash left without that gets it from the file. No chunk is begun before the one before it is whole.
         progress: called with the number of newly judged turns. chunk_done: called when a chunk's results are in the file.
 
     Returns:
-        Samples that could not be finished, by reason: what the same command may still get. Where a budget is spent no further chunk
-        is begun, and only those of the chunks that were begun are counted.
+        Samples that could not be finished, by reason: what the same command may still get; what a chunk teaches counts as one. Where a
+        budget is spent no further chunk is begun, and only those of the chunks that were begun are counted.
     """
+    if plan.search.grow != (growth is not None):
+        raise ValueError(f"evaluation.search.grow={plan.search.grow}, but the evaluation has {'a' if growth else 'no'} library that grows")
     unfinished: Counter[str] = Counter()
-    for part in plan.chunks:
-        if all((task.name, sample) in results.results for task in part for sample in range(plan.samples)):
+    for number, part in enumerate(plan.chunks):
+        whole = all((task.name, sample) in results.results for task in part for sample in range(plan.samples))
+        if whole and (growth is None or growth.knows(number)):
             continue
-        made, open_ = _evaluate_chunk(policy, judge, part, plan, refused or {}, progress)
-        results.append(made)
-        unfinished.update(open_)
+        if not whole:
+            skills = plan.skills if growth is None else growth.offered(number)
+            made, open_ = evaluate_chunk(policy, judge, part, plan, skills=skills, refused=refused or {}, progress=progress)
+            results.append(made)
+            unfinished.update(open_)
+        if growth is not None and not unfinished and not growth.knows(number):
+            own = [results.results[task.name, sample].trajectory for task in part for sample in range(plan.samples)]
+            try:
+                growth.learn(number, own, part, speaker=policy.insisting(), judge=judge, config=plan.config, seed=plan.seed)
+            except Unanswered as missing:
+                unfinished[missing.reason] += 1
+            policy.forget()
         if chunk_done is not None:
             chunk_done()
-        if open_[OUT_OF_BUDGET]:
+        if unfinished[OUT_OF_BUDGET] or growth is not None and unfinished:
             break
     return unfinished
-
-
-def _evaluate_chunk(
-    policy: Policy, judge: Judge, tasks: Sequence[Task], plan: Plan, refused: Mapping[str, str], progress: Callable[[int], None] | None
-) -> tuple[list[Result], Counter[str]]:
-    c, by_task = plan.config, {task.name: task for task in tasks}
-
-    def seed_of(trajectory: Trajectory, turn: int) -> int:
-        return derive_seed(plan.seed, PHASE, trajectory.agent, trajectory.task, trajectory.member, turn)
-
-    problems = {task.name: (REFUSED, f"the sandbox does not admit this task: {refused[task.name]}") for task in tasks if task.name in refused}
-    for task in tasks:
-        if task.name not in problems and not policy.speaker.fits(_prompt(task, (), plan), c.max_policy_tokens):
-            said = f"its prompt and {c.max_policy_tokens} new tokens pass rollout.max_context_tokens={c.max_context_tokens}"
-            problems[task.name] = UNFIT, said
-    asked = [task for task in tasks if task.name not in problems]
-    skills, unchosen = _choose(policy, asked, plan, seed_of)
-    trajectories = [
-        Trajectory(
-            agent="policy", task=task.name, group=task.name, scheme=0, member=sample, skills=tuple(s.name for s in skills.get(task.name, ()))
-        )
-        for task in tasks
-        for sample in range(plan.samples)
-    ]
-    spoken = [t for t in trajectories if t.task not in problems and t.task not in unchosen]
-    if spoken:
-        policy_turns(
-            policy.speaker, judge, spoken, [by_task[t.task] for t in spoken], [skills.get(t.task, ()) for t in spoken], config=c,
-            seed_of=seed_of, phase=PHASE, turns=plan.turns, progress=progress,
-        )  # fmt: skip
-    made, open_ = [], Counter(unchosen[t.task] for t in trajectories if t.task in unchosen)
-    for t in trajectories:
-        if t.task in unchosen:
-            continue
-        if t.task in problems:
-            _without_kernel(t, *problems[t.task], c)
-        elif reason := policy.unfinished(t):
-            open_[reason] += 1
-            continue
-        task, usage = by_task[t.task], policy.usage(t)
-        made.append(Result(trajectory=t, level=task.level, family=task.family, split=task.split, **dataclasses.asdict(usage)))
-    policy.forget()
-    return made, open_
-
-
-def _prompt(task: Task, skills: Sequence[Skill], plan: Plan) -> str:
-    """Of the first turn, as dk_jax.rollout.episode.policy_turns writes it."""
-    c = plan.config
-    view = task_view(task, language=c.language, form=c.form)
-    return policy_agent.render_first(view, skills, style=c.style, summarise=c.context == "kernels" and plan.turns > 1)
-
-
-def _without_kernel(trajectory: Trajectory, stop: str, reason: str, config: RolloutConfig) -> None:
-    verdict = Verdict.without_kernel(reason, penalty=-config.failure_reward)
-    trajectory.turns.append(Turn(text="", stop=stop, error=reason, verdict=verdict, reward=verdict.reward))
-    trajectory.rewards.append(verdict.reward)
-
-
-def _choose(
-    policy: Policy, tasks: Sequence[Task], plan: Plan, seed_of: Callable[[Trajectory, int], int]
-) -> tuple[dict[str, tuple[Skill, ...]], dict[str, str]]:
-    """The skills of each task, and the tasks for which the selection agent could not be asked, with the reason."""
-    if policy.greedy is None or not plan.skills or not plan.config.use_skills:
-        return {}, {}
-    c, offered = plan.config, []
-    for task in tasks:
-        bare = selection.render(task_view(task, language=c.language, form=c.form), [], style=c.style, max_skills=c.max_skills)
-        if c.selector != "llm" or policy.greedy.fits(bare, c.max_selection_tokens):
-            offered.append(task)
-        else:
-            log.warning("task %s gets no skills: the selection agent's prompt does not fit", task.name)
-    calls, schemes = choose_schemes(policy.greedy, offered, plan.skills, config=c, samples=1, seed_of=seed_of) if offered else ([], {})
-    unchosen = {call.task: reason for call in calls if (reason := policy.unfinished(call))}
-    by_name, chosen = {skill.name: skill for skill in plan.skills}, {}
-    for task in offered:
-        own = [by_name[name] for name in schemes.get((task.name, 0), ())]
-        while own and not policy.speaker.fits(_prompt(task, own, plan), c.max_policy_tokens):
-            log.warning("task %s: skill %s is left out, the prompt with it leaves no room for an answer", task.name, own[-1].name)
-            own.pop()
-        chosen[task.name] = tuple(own)
-    return chosen, unchosen

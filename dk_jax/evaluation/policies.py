@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Any
 
 from ml_collections import ConfigDict
 
-from dk_jax.interop.endpoint import UNANSWERED, UNASKED, Answer, AnswerJournal, ChatRequest, Endpoint, EndpointConfig
-from dk_jax.rollout.trajectory import Trajectory, Turn
-from dk_jax.sft.teacher_speaker import EndpointSpeaker, Exchange
+from dk_jax.evaluation.asked_speaker import AskedSpeaker, Listening
+from dk_jax.evaluation.usage import Message, Usage, messages_of, tally
+from dk_jax.interop.endpoint import UNASKED, AnswerJournal, Endpoint, EndpointConfig
+from dk_jax.rollout.trajectory import Trajectory
 
 if TYPE_CHECKING:
     from dk_jax.agents.text import TaskView
@@ -44,15 +45,6 @@ class PolicyError(ValueError):
     """There is no such policy; the message says what there is."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Usage:
-    """Tokens of a sample's prompts and answers, and what these cost; 0 and None where nobody counts them."""
-
-    prompt_tokens: int = 0
-    answer_tokens: int = 0
-    cost: float | None = None
-
-
 @dataclasses.dataclass(kw_only=True)
 class Policy:
     """What speaks.
@@ -69,17 +61,20 @@ class Policy:
         """Why more could still be had of a trajectory than is there; "" where it is as it will be."""
         return next((reason for s in self._asked() for other, reason in s.unfinished if other is trajectory), "")
 
-    def usage(self, trajectory: Trajectory) -> Usage:
-        """What a trajectory took."""
+    def usage(self, trajectory: Trajectory, further: Sequence[Trajectory] = ()) -> Usage:
+        """What a trajectory took, and further calls that were made for it (dk_jax.evaluation.usage.tally)."""
+        return tally(self._messages(trajectory), [(call.agent, self._messages(call)) for call in further])
+
+    def _messages(self, trajectory: Trajectory) -> list[Message]:
         for speaker in self._asked():
-            answers = [exchange.answer for exchange in speaker.conversation(trajectory)]
-            costs = [answer.cost for answer in answers if answer.cost is not None]
-            return Usage(
-                prompt_tokens=sum(a.prompt_tokens for a in answers), answer_tokens=sum(a.completion_tokens for a in answers),
-                cost=sum(costs) if costs else None,
-            )  # fmt: skip
-        sampled = sum(turn >= 0 for turn in trajectory.turn_index)
-        return Usage(prompt_tokens=len(trajectory.tokens) - sampled, answer_tokens=sampled)
+            if exchanges := speaker.conversation(trajectory):
+                answers = [exchange.answer for exchange in exchanges]
+                return [Message(prompt=a.prompt_tokens, answer=a.completion_tokens, cost=a.cost) for a in answers]
+        return messages_of(trajectory)
+
+    def insisting(self) -> Any:
+        """The speaker that raises Unanswered where it has no answer yet that it may still get."""
+        return dataclasses.replace(self.speaker, insist=True) if hasattr(self.speaker, "insist") else self.speaker
 
     def forget(self) -> None:
         """The trajectories that were spoken so far are done with."""
@@ -329,52 +324,6 @@ def restore_trainable(checkpoint: Path, like: Any) -> Any:
     if shapes[0] != shapes[1]:
         raise PolicyError(f"{checkpoint} holds parameters of other shapes than this model has: its run's config.json was changed")
     return found
-
-
-# --- endpoints ------------------------------------------------------------------------------------------------------------------------
-
-
-class Listening:
-    """An endpoint whose last answers are kept by the `sample` that they were asked for."""
-
-    def __init__(self, endpoint: Endpoint):
-        self.endpoint = endpoint
-        self.heard: dict[int, Answer] = {}
-
-    def ask(self, requests: Sequence[ChatRequest]) -> list[Answer]:
-        self.heard = {}
-        answers = self.endpoint.ask(requests)
-        self.heard = {request.sample: answer for request, answer in zip(requests, answers, strict=True)}
-        return answers
-
-
-@dataclasses.dataclass(kw_only=True)
-class AskedSpeaker(EndpointSpeaker):
-    """An EndpointSpeaker whose every answer counts: one that is cut, empty or withheld is a turn without a kernel, as of any model. Only where
-    the conversation has no room left does a trajectory end before its time.
-
-    Attributes:
-        endpoint: a Listening one; seeds are distinct within a call.
-        unfinished: trajectories that have not got an answer which the endpoint may still give, and why.
-    """
-
-    unfinished: list[tuple[Trajectory, str]] = dataclasses.field(default_factory=list, repr=False)
-
-    def speak(self, trajectories, prompts, seeds, *, max_new, keep=False, fresh=False):
-        """See EndpointSpeaker.speak; False only where there is no room, or where the trajectory is unfinished."""
-        answered = super().speak(trajectories, prompts, seeds, max_new=max_new, keep=keep, fresh=fresh)
-        for i, (trajectory, prompt, seed) in enumerate(zip(trajectories, prompts, seeds, strict=True)):
-            answer = self.endpoint.heard.get(seed)
-            if answer is None or not answer.problem:
-                continue
-            if answer.problem in (UNASKED, UNANSWERED):
-                self.unfinished.append((trajectory, answer.problem))
-            elif trajectory.agent == "policy" and not (answer.problem == "too_long" and trajectory.turns):
-                said = f"the answer was of no use ({answer.problem}): {answer.detail}"
-                trajectory.turns.append(Turn(text=answer.text, stop=answer.problem, error=said))
-                self.conversation(trajectory).append(Exchange(prompt=prompt, shown=self.shown(answer.text) or "(no answer)", answer=answer))
-                answered[i] = True
-        return answered
 
 
 # --- all ------------------------------------------------------------------------------------------------------------------------------

@@ -1,7 +1,8 @@
-"""What an evaluation has found: its results as a file, their scores, test-time scaling, and comparison with another one.
+"""What an evaluation has found: its results as a file, their scores, the schemes they were made with, and comparison with another one.
 
 Everything here is computed from results.jsonl, a line a (task, sample), and from what the evaluation remembers of itself; nothing is judged
-again. Scores are those of dk_jax.evaluation.fast_p. A sample without a kernel, for whatever reason, counts as one that is wrong.
+again. Scores are those of dk_jax.evaluation.fast_p; test-time scaling is dk_jax.evaluation.scaling. A sample without a kernel, for whatever
+reason, counts as one that is wrong.
 """
 
 from __future__ import annotations
@@ -16,10 +17,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-
 from dk_jax.evaluation.fast_p import RESAMPLES, THRESHOLDS, Measured, Value, difference, score
 from dk_jax.rollout.trajectory import Trajectory, Turn, Verdict
+from dk_jax.search.schemes import origin
 
 log = logging.getLogger(__name__)
 RESULTS, SUMMARY = "results.jsonl", "summary.json"
@@ -35,7 +35,9 @@ class Result:
     Attributes:
         trajectory: its turns with their verdicts, without tokens. `member` is the sample.
         level, family, split: of the task.
-        prompt_tokens, answer_tokens, cost: of its policy turns; 0 and None where nobody counts them.
+        prompt_tokens, answer_tokens, cost: of its turns and further calls; 0 and None where nobody counts them.
+        calls, tokens: of each turn the messages, those of further calls included, and the tokens of all of them; () where nobody counted.
+        further: calls that were made for it and are no candidates: a judge's, and the selection agent's at the first sample of a scheme.
     """
 
     trajectory: Trajectory
@@ -45,6 +47,9 @@ class Result:
     prompt_tokens: int = 0
     answer_tokens: int = 0
     cost: float | None = None
+    calls: tuple[int, ...] = ()
+    tokens: tuple[int, ...] = ()
+    further: tuple[Trajectory, ...] = ()
 
     @property
     def key(self) -> tuple[str, int]:
@@ -52,14 +57,21 @@ class Result:
         return self.trajectory.task, self.trajectory.member
 
     def to_dict(self) -> dict[str, Any]:
-        data = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "trajectory"}
-        bare = dataclasses.replace(self.trajectory, tokens=[], turn_index=[], logp_sample=[], starts=())
-        return {"task": self.trajectory.task, "sample": self.trajectory.member, **data, "trajectory": bare.to_dict()}
+        data = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name not in ("trajectory", "further")}
+        if self.further:
+            data["further"] = [_bare(call) for call in self.further]
+        return {"task": self.trajectory.task, "sample": self.trajectory.member, **data, "trajectory": _bare(self.trajectory)}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Result:
         names = {field.name for field in dataclasses.fields(cls)}
-        return cls(**{name: value for name, value in data.items() if name in names} | {"trajectory": Trajectory.from_dict(data["trajectory"])})
+        kept = {name: tuple(value) if isinstance(value, list) else value for name, value in data.items() if name in names}
+        further = tuple(Trajectory.from_dict(call) for call in data.get("further", ()))
+        return cls(**kept | {"trajectory": Trajectory.from_dict(data["trajectory"]), "further": further})
+
+
+def _bare(trajectory: Trajectory) -> dict[str, Any]:
+    return dataclasses.replace(trajectory, tokens=[], turn_index=[], logp_sample=[], starts=()).to_dict()
 
 
 class ResultsFile:
@@ -200,70 +212,32 @@ def _reason(turn: Turn | None) -> str:
     return {"eos": turn.error, "length": "cut at its bound of tokens"}.get(turn.stop, turn.stop)
 
 
-# --- test-time scaling ----------------------------------------------------------------------------------------------------------------
+# --- schemes of a selection search ----------------------------------------------------------------------------------------------------
 
 
-def scaling(results: Sequence[Result], baseline: str, *, turns: int, seed: int, resamples: int = RESAMPLES) -> list[dict[str, Any]]:
-    """The best of the first k candidates of a task, for the ways to spend them: k turns of one sample (`serial`), the first turn of k
-    samples (`parallel`), or all turns of some samples (`both`), k = 1, 2, 4, ... and the most there are.
+def by_scheme(results: Sequence[Result], selections: int, first_turns: int, baseline: str, *, seed: int, resamples: int = RESAMPLES):
+    """Scores by who chose a sample's skills (dk_jax.search.schemes): the null scheme beside those that the selection agent or retrieval chose.
 
-    Serial: the mean over all samples of the best of their first k turns. Parallel and both: no particular k of a task's n samples, but the
-    expectation over all choices of k of them (for shares the estimator of pass@k, Chen et al. 2021, arXiv 2107.03374, eq. 1). Tasks count
-    alike; the geometric mean is over what is correct. Intervals: tasks drawn with replacement.
-
-    Args:
-        turns: of a whole trajectory. One that ended before has its best turn so far.
+    First turns compare the schemes; in best turns is also that the better ones got more turns.
 
     Returns:
-        For each way and k: `way`, `candidates`, `samples` and `turns` that these are, `correct`, `fast_1`, `geomean`.
+        By origin: `samples`, `candidates`, `went_on` (samples that got more than the first turns), and of `first_turn` and `best_turn` what
+        `scores` says of all levels.
     """
-    by_task: dict[str, list[list[float | None]]] = {}
+    groups: dict[str, list[Result]] = {}
     for result in results:
-        found = [(counted(v, baseline) or 0.0) if v.correct else None for v in result.trajectory.verdicts]
-        by_task.setdefault(result.trajectory.task, []).append(found)
-    most = min((len(samples) for samples in by_task.values()), default=0)
-    rows = [("serial", 1, k) for k in _ks(turns)] + [("parallel", k, 1) for k in _ks(most)]
-    rows += [("both", k, turns) for k in _ks(most)] if turns > 1 and most > 1 else []
-    draws = np.random.default_rng(seed).integers(len(by_task), size=(resamples, len(by_task))) if by_task else None
-    out = []
-    for way, samples, within in rows:
-        sums = np.array([_expected([_best(turns_[:within]) for turns_ in own], samples) for _, own in sorted(by_task.items())])
-        point, drawn = _shares(sums.mean(axis=0)), _shares(sums[draws].mean(axis=1))
-        own = {}
-        for name, value, values in zip(("correct", "fast_1", "geomean"), point, drawn.T, strict=True):
-            kept = values[np.isfinite(values)]
-            low, high = np.quantile(kept, (0.025, 0.975)) if len(kept) else (math.nan, math.nan)
-            own[name] = plain(Value(value=float(value), low=float(low), high=float(high)))
-        out.append({"way": way, "candidates": samples * within, "samples": samples, "turns": within, **own})
-    return out
-
-
-def _ks(most: int) -> list[int]:
-    return sorted({k for i in range(most.bit_length()) if (k := 2**i) <= most} | ({most} if most else set()))
-
-
-def _best(turns: Sequence[float | None]) -> float | None:
-    """Of the speedups of turns, None where not correct."""
-    return max((speedup for speedup in turns if speedup is not None), default=None)
-
-
-def _expected(values: Sequence[float | None], k: int) -> tuple[float, float, float, float]:
-    """Over all choices of k of the values: the expected shares whose best one is correct, above 1, above 0, and the expected logarithm
-    of that best one where it is above 0 (and 0 elsewhere). The i-th smallest of n is the best of C(i - 1, k - 1) choices out of C(n, k)."""
-    ordered = sorted(-1.0 if value is None else value for value in values)
-    weights = [math.comb(i, k - 1) / math.comb(len(ordered), k) for i in range(len(ordered))]
-    pairs = list(zip(weights, ordered, strict=True))
-    return (
-        sum(w for w, v in pairs if v >= 0), sum(w for w, v in pairs if v > 1), sum(w for w, v in pairs if v > 0),
-        sum(w * math.log(v) for w, v in pairs if v > 0),
-    )  # fmt: skip
-
-
-def _shares(sums: np.ndarray) -> np.ndarray:
-    """Correct, Fast_1 and the geometric mean (NaN where nothing has a speedup) from means of `_expected`, along the last axis."""
-    timed = sums[..., 2]
-    geomean = np.where(timed > 0, np.exp(sums[..., 3] / np.where(timed > 0, timed, 1.0)), math.nan)
-    return np.stack([sums[..., 0], sums[..., 1], geomean], axis=-1)
+        groups.setdefault(origin(result.trajectory.scheme, selections), []).append(result)
+    found = {}
+    for name, own in sorted(groups.items(), key=lambda item: ("null", "chosen", "bm25").index(item[0])):
+        first = [dataclasses.replace(r, trajectory=dataclasses.replace(r.trajectory, turns=r.trajectory.turns[:1])) for r in own]
+        found[name] = {
+            "samples": len(own),
+            "candidates": sum(len(r.trajectory.turns) for r in own),
+            "went_on": sum(len(r.trajectory.turns) > first_turns for r in own),
+            "first_turn": scores(first, "last_turn", baseline, seed=seed, resamples=resamples)["all"],
+            "best_turn": scores(own, "best_turn", baseline, seed=seed, resamples=resamples)["all"],
+        }
+    return found
 
 
 # --- comparison -----------------------------------------------------------------------------------------------------------------------
@@ -307,17 +281,23 @@ def summarise(
     *,
     sessions: Sequence[Mapping[str, Any]] = (),
     refused: Mapping[str, str] | None = None,
+    marked: Mapping[str, Sequence[str]] | None = None,
     spent: Mapping[str, Any] | None = None,
+    growth: Mapping[str, Any] | None = None,
     resamples: int = RESAMPLES,
 ) -> dict[str, Any]:
     """All that is reported of an evaluation, as plain data (summary.json).
 
     Args:
-        settings: what is evaluated (dk_jax.evaluation.harness.settings_of).
+        settings: what is evaluated (dk_jax.evaluation.harness.settings_of); `search` may be absent, for "turns".
         sessions: of the work (dk_jax.evaluation.harness.Sessions).
-        refused: tasks that the sandbox does not admit, and why; such that it rejected when it judged their kernels are found in the results.
+        refused: tasks that the sandbox can't use, and why; such that it rejected when it judged their kernels are found in the results.
+        marked: what is to be told of others (dk_jax.train.admission.marks).
         spent: what an endpoint was paid in all, also for answers that stand in no result.
+        growth: of the library (dk_jax.search.growth.grown), None where it does not grow.
     """
+    from dk_jax.evaluation import scaling
+
     names, samples, baselines, seed = list(settings["tasks"]), settings["samples"], settings["sandbox"]["baselines"], settings["seed"]
     missing = [name for name in names if sum(r.trajectory.task == name for r in results) < samples]
     unfit = {r.trajectory.task: r.trajectory.turns[0].error for r in results if r.trajectory.turns and r.trajectory.turns[0].stop == UNFIT}
@@ -330,19 +310,33 @@ def summarise(
     judged = {(r.trajectory.task, turn.source) for r in results for turn in r.trajectory.turns if turn.source is not None}
     turns = [turn for r in results for turn in r.trajectory.turns]
     found = {"last_turn": {b: scores(results, "last_turn", b, seed=seed, resamples=resamples) for b in baselines} if results else {}}
-    several = settings["turns"] > 1 and results
+    several, search = settings["turns"] > 1 and results, settings.get("search", {"name": "turns"})
+    shape = scaling.shape_of(settings)
+    ways = dict(seed=seed, resamples=resamples)
     found["best_turn"] = {b: scores(results, "best_turn", b, seed=seed, resamples=resamples) for b in baselines} if several else found["last_turn"]
     return {
-        "partial": len(results) < len(names) * samples,
+        "partial": len(results) < len(names) * samples or growth is not None and growth["chunks"] < growth["of"],
         "samples": {"there": len(results), "of": len(names) * samples},
         "tasks_not_finished": missing,
         "tasks_refused": {**rejected, **(refused or {})},
         "tasks_that_do_not_fit": unfit,
+        "tasks_marked": {name: list(said) for name, said in (marked or {}).items()},
         "scores": found,
-        "scaling": {b: scaling(results, b, turns=settings["turns"], seed=seed, resamples=resamples) for b in baselines} if results else {},
+        "scaling": {b: scaling.scaling(results, b, shape, **ways) for b in baselines} if results else {},
+        "budgets": {b: scaling.budgets(results, b, shape, **ways) for b in baselines} if results else {},
+        "schemes": (
+            {b: by_scheme(results, search["selections"], search["first_turns"], b, **ways) for b in baselines}
+            if search["name"] == "schemes" and results
+            else {}
+        ),
+        "growth": growth,
         **faults(results, baselines),
         "tokens": tokens,
         "cost": {"of_results": sum(costs) if costs else None, **(spent or {})},
+        "calls": {
+            "messages": sum(sum(r.calls) or len(r.trajectory.turns) for r in results),
+            "further": sum(len(call.turns) for r in results for call in r.further),
+        },
         "candidates": {"handed_in": sum(turn.source is not None for turn in turns), "distinct": len(judged), "turns": len(turns)},
         "wall_s": sum(session["seconds"] for session in sessions),
         "sessions": list(sessions),

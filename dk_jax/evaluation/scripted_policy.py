@@ -2,6 +2,7 @@
 
     expert   of the kernels meant to be good, the one with the most techniques; further samples are the next ones
     naive    kernels meant to be slow, in the generator's order
+             (both: of the learnable set in the order of dk_jax.sft.expert)
     wrong    kernels meant to be wrong, then those meant to be broken, in the generator's order
 
 Sample m hands in kernel m, from the first again after the last, at every turn the same. What they are meant to be is the generator's
@@ -19,6 +20,7 @@ from dk_jax.agents.text import Style, TaskView
 from dk_jax.evaluation.kernel_folder import MISSING
 from dk_jax.rollout.trajectory import Trajectory, Turn
 from dk_jax.sft.corpus import Variant
+from dk_jax.sft.expert import ranked
 from dk_jax.tasks.task import Task
 
 Kind = Literal["expert", "naive", "wrong"]
@@ -30,12 +32,10 @@ class ScriptedPolicyError(ValueError):
     """The generators have no kernels for these tasks."""
 
 
-def kernels_of(kind: Kind, variants: Sequence[Variant]) -> list[str]:
-    """Sources of a kind among a task's generated kernels, in the order of the samples that hand them in."""
+def kernels_of(kind: Kind, variants: Sequence[Variant], family: str = "") -> list[str]:
+    """Sources of a kind among the generated kernels of a task of `family`, in the order of the samples that hand them in."""
     own = [v for intent in KINDS[kind] for v in variants if v.intent == intent]
-    if kind == "expert":
-        own.sort(key=lambda v: -len(v.techniques))  # stable: the generator's order among equals
-    return [v.source for v in own]
+    return [v.source for v in (own if kind == "wrong" else ranked(kind, family, own))]
 
 
 class ScriptedPolicy:
@@ -64,7 +64,7 @@ class ScriptedPolicy:
                 f"the policy {kind!r} hands in generated kernels, and none are generated for tasks from files, such as {from_files[0]}: "
                 "use the built-in tasks (tasks.source='builtin') or another policy"
             )
-        self.kernels = {task.name: kernels_of(kind, variants(task)) for task in tasks}
+        self.kernels = {task.name: kernels_of(kind, variants(task), task.family) for task in tasks}
 
     @property
     def digest(self) -> str:

@@ -14,6 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.dk_jax.fake_endpoint import FakeEndpoint
+from tests.dk_jax.test_search_growth import answer
+
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = ("gelu_activation_wide", "gelu_activation_tall", "bias_gated_residual_silu")
 DRIVER = """
@@ -23,6 +26,7 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 from dk_jax.train import setup
 from sandbox.client import SandboxUnavailable
 from sandbox.protocol import Options
+from tests.dk_jax import spoken_kernels
 from tests.dk_jax import test_harness as scripted
 
 
@@ -40,6 +44,8 @@ class Client(scripted.KnowingClient):
 
 
 def judge(cfg, socket, journal):
+    if "--policy=endpoint" in arguments:
+        return spoken_kernels.believing_judge(spoken_kernels.BelievingClient(), journal)
     return scripted.SandboxJudge(
         client=Client(stop_at), device="cpu", language="cpp", form="kernel", options=Options(), verify_options=Options(), journal=journal,
         max_parallel=1,
@@ -93,7 +99,7 @@ def run(folder: Path, *cases: tuple[list[str], int | None, bool]) -> list[Done]:
 def done(tmp_path_factory):
     """All commands of these tests, by name, and the folder that they ran in."""
     folder = tmp_path_factory.mktemp("evaluate")
-    listening = socket.socket(socket.AF_UNIX)
+    listening, fake = socket.socket(socket.AF_UNIX), FakeEndpoint(answer)
     (folder / "empty").mkdir()
 
     def command(workdir, policy, *more):
@@ -111,12 +117,28 @@ def done(tmp_path_factory):
         "only": (command("x", "expert", "--only=nothing"), None, False),
         "library": (command("x", "expert", "--library=skills"), None, False),
         "endpoint": (command("x", "endpoint"), None, False),
+        "grows": (
+            command(
+                "g", "endpoint", "--config.style=chat", f"--base_url={fake.base_url}", "--model=m", "--api_key_env=", "--config.evaluation.turns=2",
+                "--config.evaluation.samples=1", "--config.evaluation.search.name=memory", "--config.evaluation.search.grow=True",
+                "--config.rollout.max_context_tokens=16384", f"--only={','.join(NAMES[:2])}",
+            ),
+            None, False,
+        ),
+        "unread": (command("x", "expert", "--config.evaluation.search.name=memory"), None, False),
+        "schemes": (
+            command(
+                "x", "endpoint", "--config.style=chat", f"--base_url={fake.base_url}", "--model=m", "--api_key_env=",
+                "--config.evaluation.search.name=schemes", "--config.evaluation.samples=4", "--config.evaluation.turns=2",
+            ),
+            None, False,
+        ),
         "key": (command("x", "endpoint", "--config.style=chat", "--base_url=http://h/v1", "--model=m", "--api_key_env=NO_KEY"), None, False),
         "config": (command("x", "expert", "--config.evaluation.sample=1"), None, False),
         "nothing": (["--workdir=empty", "--summary_only"], None, False),
         "flag": (["--workdir=x"], None, False),
     }
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, fake:
         patch.chdir(folder)  # a socket's path is short
         listening.bind("s.sock")
         try:
@@ -150,6 +172,17 @@ def test_the_table_says_what_the_judge_knows(done):
     assert done["wrong"].code == 0 and "over torch.compile" in wrong and "integrity: reads_reference 6" in wrong
 
 
+def test_an_endpoint_learns_while_it_is_evaluated(done):
+    found = done["grows"]
+    assert found.code == 0, found.err
+    summary = json.loads((done["folder"] / "g" / "summary.json").read_text())
+    assert summary["settings"]["search"] == {"name": "memory", "grow": True, "window": 4, "latest": False, "plain": 0}
+    assert summary["growth"]["chunks"] == summary["growth"]["of"] == 2 and summary["growth"]["accepted"] == summary["growth"]["active"] >= 1
+    assert "library: 0 skills at the beginning; " in found.out and (done["folder"] / "g" / "library.sqlite").exists()
+    skills = [json.loads(line)["trajectory"]["skills"] for line in (done["folder"] / "g" / "results.jsonl").read_text().splitlines()]
+    assert skills[0] == [] and skills[1] == ["helps_0"]
+
+
 def test_a_summary_alone_compares_with_another_evaluation(done):
     assert done["summary"].code == 0, done["summary"].err
     out = done["summary"].out
@@ -166,6 +199,8 @@ def test_a_summary_alone_compares_with_another_evaluation(done):
         ("library", 1, "error: --library=skills: the policy expert reads no prompts"),
         ("endpoint", 1, "error: --policy=endpoint: --base_url is missing"),
         ("key", 1, "error: the environment variable NO_KEY holds no key for h"),
+        ("unread", 1, "error: evaluation.search {'name': 'memory', 'grow': False, 'window': 4, 'latest': False, 'plain': 0}: the policy expert"),
+        ("schemes", 1, "error: evaluation.search.name='schemes' chooses among skills, and none are on offer: give --library"),
         ("nothing", 1, "error: empty holds no evaluation: there is no settings.json"),
         ("config", 2, "error: --config.evaluation.sample=1: the recipe has no key"),
     ],

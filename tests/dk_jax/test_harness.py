@@ -32,7 +32,7 @@ from dk_jax.tasks.task import Task
 from dk_jax.train import model as models
 from dk_jax.train import setup
 from dk_jax.train.state import Checkpoints, TrainState
-from sandbox.protocol import EvaluationResult, Finding, Options, Reward, Span, Timing
+from sandbox.protocol import Admission, EvaluationResult, Finding, Options, Reward, Span, TaskFacts, Timing
 from tests.dk_jax.fake_endpoint import FakeEndpoint, chat, refusal
 from tests.end_to_end.scripted import Killed, tiny_config
 
@@ -43,6 +43,7 @@ VARIANTS, _ = setup.kernel_variants("cpp")
 INTENTS = {(task.name, trimmed(v.source)): v.intent for task in TASKS for v in VARIANTS(task)}
 
 FEW = 20  # resamples
+BYTES = ("input_bytes", "output_bytes", "state_bytes", "peak_bytes", "needed_bytes")
 
 
 def span(ms: float) -> Span:
@@ -70,8 +71,10 @@ class KnowingClient:
             on_result(i, found[-1])
         return found
 
-    def admission(self, task):
-        return "zeros pass" if "zeros" in task.reference else ""
+    def examine(self, task, options, timing):
+        if "random" in task.reference:
+            return Admission(problem="its output is random")
+        return Admission(facts=TaskFacts(trivial=("zeros",), **dict.fromkeys(BYTES, 1), total_bytes=9, trial_s=0.1, judging_s=1.0))
 
     def _result(self, intent: str) -> EvaluationResult:
         if intent == "broken":
@@ -179,10 +182,15 @@ def test_holes_refused_tasks_and_prompts_that_do_not_fit_count_and_say_why(cfg, 
     folder = tmp_path / "kernels"
     (folder / TASKS[0].name).mkdir(parents=True)
     (folder / TASKS[0].name / "0.cpp").write_text(kernels_of("expert", VARIANTS(TASKS[0]))[0])
-    reference = "class Model:  # zeros\n    def forward(self, x):\n        return x"
-    from_file = Task(name="level1_1_zeros", level=1, family="z", split="held_out", reference=reference)
-    tasks = (TASKS[0], TASKS[1], from_file)
+    reference = "class Model:  # {}\n    def forward(self, x):\n        return x"
+    random, zeros = (
+        Task(name=f"level1_{i}_{name}", level=1, family="z", split="held_out", reference=reference.format(name))
+        for i, name in enumerate(("random", "zeros"))
+    )
+    tasks = (TASKS[0], TASKS[1], random, zeros)
     views = views_of(tasks, form="module")
+    (folder / zeros.name).mkdir()
+    (folder / zeros.name / "0.cpp").write_text(kernels_of("expert", VARIANTS(TASKS[0]))[0])
 
     class Narrow(KernelFolder):
         def fits(self, prompt, max_new):
@@ -192,13 +200,17 @@ def test_holes_refused_tasks_and_prompts_that_do_not_fit_count_and_say_why(cfg, 
     config = dataclasses.replace(setup.rollout_config(cfg), form="module")
     assert not work(cfg, tmp_path / "out", policy, client, plan=plan_of(cfg, tasks=tasks, turns=1, config=config))
     found = summary_of(tmp_path / "out", resamples=FEW)
-    assert found["samples"]["there"] == 6 and value(found, "fast", "1") == pytest.approx(1 / 6) and len(client.judged) == 1
-    assert found["tasks_refused"] == {"level1_1_zeros": "zeros pass"} and list(found["tasks_that_do_not_fit"]) == [TASKS[1].name]
-    assert found["missing"] == {"samples": 5, "reasons": {results.UNFIT: 2, results.REFUSED: 2, "missing": 1}}
+    assert found["samples"]["there"] == 8 and value(found, "fast", "1") == pytest.approx(1 / 8)
+    assert {name for name, _ in client.judged} == {TASKS[0].name, zeros.name}, "what trivial answers pass is evaluated all the same"
+    assert found["tasks_refused"] == {random.name: "its output is random"} and list(found["tasks_that_do_not_fit"]) == [TASKS[1].name]
+    assert found["tasks_marked"] == {zeros.name: ["not admitted to training: zeros would pass as the answer"]}
+    assert found["missing"] == {"samples": 6, "reasons": {results.UNFIT: 2, results.REFUSED: 2, "missing": 2}}
     text = table(found)
-    for words in ("REFUSED: 1 tasks", "refused by the sandbox: level1_1_zeros: zeros pass", f"does not fit: {TASKS[1].name}: its prompt"):
+    for words in (
+        "REFUSED: 1 tasks", f"refused by the sandbox: {random.name}: its output is random", f"does not fit: {TASKS[1].name}: its prompt",
+        "TRIVIAL: 1 tasks", f"marked: {zeros.name}: not admitted to training: zeros would pass", "without a kernel: 6 samples",
+    ):  # fmt: skip
         assert words in text
-    assert "without a kernel: 5 samples" in text
 
 
 # --- going on -------------------------------------------------------------------------------------------------------------------------

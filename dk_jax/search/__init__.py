@@ -1,0 +1,1 @@
+"""Ways to spend the turns of an evaluation's samples."""
