@@ -1,8 +1,8 @@
 """Small charts as inline SVG text: lines, stacked columns, paired bars. No script, nothing fetched.
 
-Colours are CSS variables of the page (`--ink`, `--muted`, `--grid`, `--series-1` ... `--series-4`,
+Colours are CSS variables of the page (`--ink`, `--muted`, `--grid`, `--series-1` ... `--series-8`,
 `--before`), so that a chart follows it into dark mode. Hovering a point shows its numbers by way of SVG's own
-`<title>`.
+`<title>`; a chart's `<desc>` tells in words what it shows. Charts with intervals: dk_jax.evaluation.charts_intervals.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def line_chart(
         smooth: 1, or the window of a running mean, which is then drawn strongly over the faint data.
     """
     names, (x, *values) = list(lines), thin(x, *lines.values())
-    frame = _Frame(title, x, [v for column in values for v in column], x_axis, y_axis)
+    frame = Frame(title, x, [v for column in values for v in column], x_axis, y_axis)
     legend = [(name, f"var(--series-{i})", False) for i, name in enumerate(names, 1)]
     legend = legend if len(names) > 1 else []
     for i, column in enumerate(values, 1):
@@ -111,7 +111,7 @@ def stacked_columns(
     """Columns whose parts are stacked in the order given; values must not be negative."""
     names, (x, *values) = list(parts), thin(x, *parts.values(), most=MAX_POINTS // 2)
     totals = [sum(column[i] for column in values) for i in range(len(x))]
-    frame = _Frame(title, x, [0.0, *totals], x_axis, dataclasses.replace(y_axis, low=0.0), inset=True)
+    frame = Frame(title, x, [0.0, *totals], x_axis, dataclasses.replace(y_axis, low=0.0), inset=True)
     width = frame.slot * 0.78
     for i in range(len(x)):
         base = 0.0
@@ -132,12 +132,12 @@ def before_and_after(
 ) -> str:
     """Two upright bars in each group, before and after, with their values above; None leaves one out."""
     values = [0.0, *(v for pair in groups.values() for v in pair if v is not None)]
-    frame = _Frame(title, [], values, None, dataclasses.replace(y_axis, low=0.0))
+    frame = Frame(title, [], values, None, dataclasses.replace(y_axis, low=0.0))
     slot = (WIDTH - LEFT - RIGHT) / len(groups)
     width = min(slot * 0.36, 40.0)
     for g, (group, pair) in enumerate(groups.items()):
         middle = LEFT + (g + 0.5) * slot
-        frame.add(_text(middle, HEIGHT - BOTTOM + 16, group, anchor="middle"))
+        frame.add(text_at(middle, HEIGHT - BOTTOM + 16, group, anchor="middle"))
         for left, value, name, colour in zip(
             (middle - width, middle), pair, ("before", "after"), (BEFORE, AFTER), strict=True
         ):
@@ -150,7 +150,7 @@ def before_and_after(
                 f"<title>{escape(f'{group}, {name}: {text}')}</title></rect>"
             )
             number, at = text.removesuffix(" %"), left + width / 2
-            frame.add(_text(at, top - 4, number, anchor="middle", size=10.5, colour="var(--ink)"))
+            frame.add(text_at(at, top - 4, number, anchor="middle", size=10.5, colour="var(--ink)"))
     shown = zip(("before RL", "after RL"), (BEFORE, AFTER), zip(*groups.values(), strict=True), strict=True)
     frame.legend(
         [(name, colour, False) for name, colour, column in shown if any(v is not None for v in column)]
@@ -170,7 +170,12 @@ def pair_of_bars(before: float | None, after: float | None, top: float) -> str:
     return f"{head}{''.join(rows)}</svg>"
 
 
-def _text(
+def clipped(text: str, most: int = 56) -> str:
+    """As much of a text as there is room for."""
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def text_at(
     x: float,
     y: float,
     text: str,
@@ -186,7 +191,7 @@ def _text(
     )
 
 
-class _Frame:
+class Frame:
     """Axes, grid and title of a chart, and the way from data to the picture's units."""
 
     def __init__(
@@ -210,9 +215,9 @@ class _Frame:
                 continue
             at = self.y(mark)
             self.add(f'<path d="M{LEFT} {at:.1f}H{WIDTH - RIGHT}" stroke="var(--grid)"/>')
-            self.add(_text(LEFT - 6, at + 3.5, y_axis.text(mark), anchor="end"))
-        self.add(_text(LEFT, 12, title, size=13, colour="var(--ink)", weight=600))
-        self.add(_text(LEFT, 27, y_axis.label))
+            self.add(text_at(LEFT - 6, at + 3.5, y_axis.text(mark), anchor="end"))
+        self.add(text_at(LEFT, 12, clipped(title), size=13, colour="var(--ink)", weight=600))
+        self.add(text_at(LEFT, 27, y_axis.label))
         if x_axis is not None:
             self._x_axis(x, x_axis, inset)
 
@@ -232,8 +237,8 @@ class _Frame:
         for mark in marks if steps else [x[0]]:
             at = self.x(mark)
             self.add(f'<path d="M{at:.1f} {HEIGHT - BOTTOM}v4" stroke="var(--muted)"/>')
-            self.add(_text(at, HEIGHT - BOTTOM + 16, axis.text(mark), anchor="middle"))
-        self.add(_text(WIDTH - RIGHT, HEIGHT - 6, axis.label, anchor="end"))
+            self.add(text_at(at, HEIGHT - BOTTOM + 16, axis.text(mark), anchor="middle"))
+        self.add(text_at(WIDTH - RIGHT, HEIGHT - 6, axis.label, anchor="end"))
 
     def x(self, value: float) -> float:
         share = (value - self._x_low) / (self._x_high - self._x_low)
@@ -263,8 +268,8 @@ class _Frame:
         """Names with a swatch each, from the right of the title line."""
         right = WIDTH - RIGHT
         for name, colour, faint in reversed(entries):
-            right -= 6.0 * len(name)
-            self.add(_text(right, 12, name))
+            right -= 6.5 * len(name)
+            self.add(text_at(right, 12, name))
             right -= 16
             self.add(
                 f'<rect x="{right:.1f}" y="{7 if faint else 5}" width="11" height="{3 if faint else 7}" '
@@ -287,7 +292,8 @@ class _Frame:
             )
 
     def svg(self) -> str:
+        across = f", by {self.x_axis.label}" if self.x_axis is not None else ""
         return (
             f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(self.title)}">'
-            f"{''.join(self._parts)}</svg>"
+            f"<desc>{escape(f'{self.title}: {self.y_axis.label}{across}')}</desc>{''.join(self._parts)}</svg>"
         )

@@ -10,12 +10,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+from dk_jax.evaluation.evaluated import STAGES, Evaluated, ReportError, read_trajectories, stages_of
 from dk_jax.metrics import read_scalars
-from dk_jax.rollout.trajectory import Trajectory, load_trajectories
+from dk_jax.rollout.trajectory import Trajectory
 from dk_jax.skills.library import LibraryError, SkillLibrary
 from dk_jax.skills.lifecycle import Lifecycle, Posterior
 from dk_jax.skills.record import Skill
 from dk_jax.skills.rules import rules_of
+from dk_jax.skills.view import LibraryView
 from dk_jax.tasks.task import Task
 
 SHARES = ("compiled", "correct")
@@ -23,14 +25,15 @@ SPEEDUPS = ("mean_speedup", "geomean_correct")
 FAST = ("1.0", "1.2", "1.5", "2.0")
 
 
-class ReportError(ValueError):
-    """A file of the workdir that can't be read; the message names it and says what to do."""
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Contents:
-    """What a workdir holds; None or empty where the run has not come that far. `posteriors`: what is known of the effects of skills that
-    are active or rest, by name."""
+    """What a workdir holds; None or empty where the run has not come that far.
+
+    Attributes:
+        posteriors: what is known of the effects of skills that are active or rest, by name.
+        growth: the library's counts (LibraryView.counts) after each step that was committed, by step.
+        stages: the held-out evaluations with their rollouts, by the stem of their file.
+    """
 
     name: str
     config: dict[str, Any] | None
@@ -42,18 +45,21 @@ class Contents:
     rl: list[dict[str, Any]]
     skills: list[Skill]
     posteriors: dict[str, Posterior]
+    growth: list[tuple[int, dict[str, int]]]
+    stages: dict[str, Evaluated]
     kernels: list[Trajectory]
     kernels_from: str
     tasks: dict[str, Task]
 
 
-def load(workdir: Path) -> Contents:
-    """Reads a workdir; raises ReportError for a damaged file."""
+def load(workdir: Path, *, resamples: int) -> Contents:
+    """Reads a workdir; raises ReportError for a damaged file. `resamples`: of the intervals of its held-out evaluations."""
     config = _json(workdir / "config.json")
     metrics = workdir / "metrics.jsonl"
     phases = {phase: _scalars(metrics, phase) for phase in ("corpus", "sft", "rl")}
     kernels, kernels_from = _kernels(workdir / "rollouts")
-    skills, posteriors = _skills(workdir / "library.sqlite")
+    skills, posteriors, growth = _skills(workdir / "library.sqlite")
+    tasks = _tasks(config)
     return Contents(
         name=workdir.resolve().name,
         config=config,
@@ -65,9 +71,11 @@ def load(workdir: Path) -> Contents:
         rl=phases["rl"],
         skills=skills,
         posteriors=posteriors,
+        growth=growth,
+        stages=stages_of(workdir, tasks, seed=(config or {}).get("seed", 0), resamples=resamples),
         kernels=kernels,
         kernels_from=kernels_from,
-        tasks=_tasks(config),
+        tasks=tasks,
     )
 
 
@@ -118,31 +126,36 @@ def _scores(path: Path) -> dict[str, Any] | None:
 def _kernels(directory: Path) -> tuple[list[Trajectory], str]:
     """Policy trajectories of the latest phase that kept its rollouts, and what to call it."""
     steps = sorted(directory.glob("step_*.jsonl"))
-    sources = [(directory / "eval_rl.jsonl", "held-out tasks after RL")]
-    sources += [(steps[-1], f"RL step {int(steps[-1].stem[5:])}")] if steps else []
-    sources += [(directory / "eval_sft.jsonl", "held-out tasks before RL")]
+    sources = [(directory / f"{stem}.jsonl", f"held-out tasks {name}") for stem, name in reversed(STAGES.items())]
+    sources[1:1] = [(steps[-1], f"RL step {int(steps[-1].stem[5:])}")] if steps else []
     for path, name in sources:
         if path.exists():
-            try:
-                found = load_trajectories(path)
-            except (ValueError, AttributeError) as error:
-                raise ReportError(
-                    f"{path} can't be read ({error}). Delete it to have the report without it."
-                ) from error
-            return [t for t in found if t.agent == "policy"], name
+            return [t for t in read_trajectories(path) if t.agent == "policy"], name
     return [], ""
 
 
-def _skills(path: Path) -> tuple[list[Skill], dict[str, Posterior]]:
-    """All skills, and by name what is known of the effects of those that are active or rest."""
+def _skills(path: Path) -> tuple[list[Skill], dict[str, Posterior], list[tuple[int, dict[str, int]]]]:
+    """All skills, by name what is known of the effects of those that are active or rest, and the counts after each step."""
     if not path.exists():
-        return [], {}
+        return [], {}, []
     try:
         rules, _ = rules_of(path.with_name("config.json"), {})
         with SkillLibrary(path) as library:
-            return library.skills(), Lifecycle(rules).posteriors(library, library.step)
+            return library.skills(), Lifecycle(rules).posteriors(library, library.step), _growth(library)
     except (LibraryError, ValueError, TypeError) as error:
         raise ReportError(f"{path} can't be read: {error} Put it back from a copy.") from error
+
+
+def _growth(library: SkillLibrary) -> list[tuple[int, dict[str, int]]]:
+    view, found = LibraryView(), []
+    for logged in library.history():
+        if logged.undone or logged.event.kind == "rollback":
+            continue
+        if logged.event.kind == "commit":
+            found.append((logged.step, view.counts()))
+        else:
+            view.apply(logged.event)
+    return found
 
 
 def _tasks(config: dict[str, Any] | None) -> dict[str, Task]:

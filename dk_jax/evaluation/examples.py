@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Iterable
 from html import escape
 
-from dk_jax.evaluation.markup import status, times
+from dk_jax.evaluation.markup import status, times, visible
+from dk_jax.evaluation.report_rollout import diff_html
 from dk_jax.rollout.trajectory import Trajectory, Turn
 from dk_jax.tasks.task import Task
 
@@ -60,35 +61,36 @@ def pick_examples(trajectories: Iterable[Trajectory]) -> list[Example]:
 
 def card(example: Example, task: Task | None) -> str:
     t = example.trajectory
-    skills = "".join(f'<span class="chip">{escape(name)}</span>' for name in t.skills)
+    skills = "".join(f'<span class="chip">{visible(name, 80)}</span>' for name in t.skills)
     level = f" · level {task.level}" if task else ""
     parts = [
         f'<div class="why">{escape(example.why)}</div>',
-        f'<h3><span class="name">{escape(t.task)}</span><small>{level}</small>{skills}</h3>',
+        f'<h3><span class="name">{visible(t.task, 200)}</span><small>{level}</small>{skills}</h3>',
     ]
     if task is not None:
         parts.append(
             "<details><summary>the PyTorch reference</summary>"
-            f"<pre>{escape(task.reference.strip())}</pre></details>"
+            f"<pre>{visible(task.reference.strip())}</pre></details>"
         )
-    for i in example.turns:
+    for at, i in enumerate(example.turns):
         turn = t.turns[i]
         v = turn.verdict
         speed = f"<span><b>{times(v.speedup)}</b> eager</span>" if v.speedup > 0 else ""
-        noise = "<span>within noise of eager</span>" if v.correct and v.noisy else ""
+        noise = "<span>noisy</span>" if v.correct and v.noisy else ""
         parts.append(
             f'<p class="verdict"><span class="badge {status(v.outcome)}">'
-            f"{escape(v.outcome.replace('_', ' '))}</span>{speed}{noise}"
+            f"{visible(v.outcome.replace('_', ' '), 60)}</span>{speed}{noise}"
             f'<span class="rest">turn {i + 1} of {len(t.turns)} · reward {v.reward:.2f}</span></p>'
-            f"<pre>{escape(_bounded(turn.source if turn.source is not None else turn.text))}</pre>"
+            + _code(turn, t.turns[example.turns[at - 1]] if at else None)
         )
         if v.feedback:
-            parts.append(f"<blockquote><b>Feedback</b> {escape(_bounded(v.feedback))}</blockquote>")
+            parts.append(f"<blockquote><b>Feedback</b> {visible(v.feedback.strip(), MAX_CODE_CHARS)}</blockquote>")
     return f"<article>{''.join(parts)}</article>"
 
 
-def _bounded(text: str) -> str:
-    text = text.strip("\n")
-    if len(text) <= MAX_CODE_CHARS:
-        return text
-    return text[:MAX_CODE_CHARS] + f"\n... ({len(text) - MAX_CODE_CHARS:,} more characters)"
+def _code(turn: Turn, before: Turn | None) -> str:
+    """A turn's kernel, or its message where it holds none; after another turn that is shown, what changed."""
+    code = f"<pre>{visible((turn.source if turn.source is not None else turn.text).strip(), MAX_CODE_CHARS)}</pre>"
+    if before is None or before.source is None or turn.source is None:
+        return code
+    return f"{diff_html(before.source, turn.source)}<details><summary>The whole kernel</summary>{code}</details>"

@@ -1,6 +1,10 @@
-"""Small pieces of HTML, and the style of the report's page."""
+"""Small pieces of HTML of which a report is made. What a model wrote goes through `visible` or html.escape."""
 
 from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
 
 DASH = '<span class="none">–</span>'
 
@@ -41,90 +45,67 @@ def status(word: str) -> str:
     return "good" if word in good else "middling" if word in middling else "bad"
 
 
-STYLE = """
-:root { color-scheme: light dark; --page: #fbfbfa; --card: #fff; --ink: #1c2024; --muted: #6b7178; --line:
-  #e1e3e6; --grid: #eceef0; --code: #f4f5f6; --good: #1a7f4b; --bad: #c0362c; --middling: #9a6700; --before:
-  #a3abb4; --series-1: #2f6fd0; --series-2: #e08a2b; --series-3: #2a9d78; --series-4: #8a63c9; }
-@media (prefers-color-scheme: dark) { :root { --page: #14171a; --card: #1b1f23; --ink: #e6e8ea; --muted:
-  #969da5; --line: #2e3338; --grid: #282d32; --code: #15181b; --good: #4cc38a; --bad: #f2766b; --middling:
-  #e0af4f; --before: #6f7880; --series-1: #6ea8ff; --series-2: #f0a75a; --series-3: #55c9a2; --series-4:
-  #b79af0; } }
-* { box-sizing: border-box; }
-body { margin: 0; background: var(--page); color: var(--ink); line-height: 1.5; font-size: 15px;
-  font-family: system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", "DejaVu Sans", Arial,
-  sans-serif; }
-main { max-width: 1080px; margin: 0 auto; padding: 40px 24px 80px; }
-h1 { font-size: 28px; line-height: 1.2; margin: 0; letter-spacing: -0.01em; overflow-wrap: anywhere; }
-h2 { font-size: 19px; margin: 52px 0 14px; padding-bottom: 6px; border-bottom: 1px solid var(--line); }
-h3 { font-size: 15px; margin: 0 0 8px; }
-h4 { font-size: 13px; margin: 0 0 4px; }
-.sub, .fine, .missing { color: var(--muted); }
-.sub { margin: 4px 0 24px; }
-.fine { font-size: 13px; max-width: 78ch; margin: 12px 0; }
-.missing, .note { background: var(--card); border: 1px solid var(--line); border-left: 3px solid
-  var(--middling); border-radius: 4px; padding: 10px 14px; margin: 12px 0; }
-.phases { list-style: none; display: flex; flex-wrap: wrap; gap: 10px; margin: 0; padding: 0; }
-.phases li { flex: 1 1 170px; background: var(--card); border: 1px solid var(--line); border-radius: 6px;
-  padding: 9px 12px; border-top: 3px solid var(--before); font-size: 13px; }
-.phases li.done { border-top-color: var(--good); }
-.phases b, .phases span { display: block; }
-.phases span { color: var(--muted); }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 14px; }
-th, td { text-align: left; padding: 5px 12px 5px 0; border-bottom: 1px solid var(--line); font-weight: 400;
-  vertical-align: baseline; }
-thead th { color: var(--muted); font-size: 12.5px; border-bottom-color: var(--muted); white-space: nowrap;
-  vertical-align: bottom; }
-.n { text-align: right; white-space: nowrap; padding-left: 8px; }
-.group { text-align: center; border-bottom-color: var(--line); }
-.gain { color: var(--good); } .loss { color: var(--bad); } .muted, .none { color: var(--muted); }
-.name { font-family: ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace; font-size:
-  0.92em; overflow-wrap: anywhere; }
-sub { line-height: 0; font-size: 0.75em; }
-.two { display: grid; grid-template-columns: minmax(0, 1.12fr) minmax(0, 1fr); gap: 36px; align-items:
-  start; }
-.two > table { width: 100%; }
-.small { width: 100%; font-size: 13px; margin-top: 14px; }
-.wide { width: 100%; }
-.scroll { overflow-x: auto; }
-.bars { width: 130px; padding-right: 0; }
-.pair { width: 130px; height: 15px; display: block; }
-.key i { display: inline-block; width: 11px; height: 7px; border-radius: 1.5px; margin: 0 5px 1px 12px; }
-.key i:first-child { margin-left: 0; }
-.charts { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(440px, 100%), 1fr)); gap: 16px;
-  }
-.charts .chart { background: var(--card); border: 1px solid var(--line); border-radius: 6px; padding: 12px
-  10px 8px; }
-.chart { width: 100%; height: auto; display: block; font-family: inherit; font-variant-numeric:
-  tabular-nums; }
-.skills td { vertical-align: top; }
-.skill .name { display: block; font-weight: 600; } .what { display: block; }
-details { font-size: 13px; margin: 2px 0; } summary { color: var(--muted); cursor: pointer; }
-.badge { display: inline-block; font-size: 12px; line-height: 18px; padding: 0 8px; border-radius: 9px;
-  border: 1px solid; white-space: nowrap; }
-.badge.good { color: var(--good); } .badge.bad { color: var(--bad); } .badge.middling { color:
-  var(--middling); }
-.chip { font-size: 12px; font-weight: 400; background: var(--code); border: 1px solid var(--line);
-  border-radius: 4px; padding: 0 6px; margin-left: 8px; }
-article { background: var(--card); border: 1px solid var(--line); border-radius: 6px; padding: 14px 18px;
-  margin: 16px 0; }
-article small { color: var(--muted); font-weight: 400; font-size: 13px; }
-.why { color: var(--muted); font-size: 13px; font-weight: 600; }
-.verdict { display: flex; flex-wrap: wrap; align-items: baseline; gap: 4px 12px; margin: 14px 0 6px; }
-.verdict .rest { color: var(--muted); font-size: 13px; margin-left: auto; }
-pre { background: var(--code); border: 1px solid var(--line); border-radius: 4px; padding: 10px 12px;
-  margin: 4px 0; overflow: auto; max-height: 560px; font: 12.5px/1.5 ui-monospace, "SF Mono", Menlo,
-  Consolas, "DejaVu Sans Mono", monospace; tab-size: 4; }
-blockquote { margin: 6px 0 0; padding: 4px 12px; border-left: 3px solid var(--line); color: var(--muted);
-  font-size: 13.5px; white-space: pre-wrap; overflow-wrap: anywhere; }
-blockquote b { font-weight: 600; }
-.defs { columns: 3 270px; column-gap: 28px; margin: 12px 0 20px; }
-dl { break-inside: avoid; margin: 0 0 18px; font-size: 13px; }
-dl div { display: flex; justify-content: space-between; gap: 14px; border-bottom: 1px solid var(--grid);
-  padding: 2px 0; }
-dt { color: var(--muted); white-space: nowrap; } dd { margin: 0; text-align: right; font-variant-numeric:
-  tabular-nums; overflow-wrap: anywhere; min-width: 0; }
-dl .long { display: block; } .long dd { text-align: left; }
-@media (max-width: 760px) { .two { grid-template-columns: minmax(0, 1fr); } main { padding: 24px 14px 60px;
-  } }
-@media print { pre { max-height: none; } article, .charts .chart { break-inside: avoid; } }
-"""
+_ODD = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
+
+
+def visible(text: str, most: int | None = None) -> str:
+    """Text as markup that shows all of it: markup characters are escaped; control characters, marks that turn the direction of writing and
+    lone surrogates are named, so that code can't look like other code. Beyond `most` characters it is cut, and that is said."""
+    text = text.replace("\r\n", "\n")
+    cut = f"\n... ({len(text) - most:,} more characters)" if most is not None and len(text) > most else ""
+    return _ODD.sub(lambda found: f'<span class="odd">U+{ord(found[0]):04X}</span>', escape(text[:most])) + cut
+
+
+def share_cell(value: Mapping[str, float | None]) -> str:
+    """A share with its interval below it (a Value as plain data)."""
+    return _cell(value, lambda x: f"{100 * x:.1f}", " %")
+
+
+def times_cell(value: Mapping[str, float | None]) -> str:
+    """A speedup with its interval below it."""
+    return _cell(value, lambda x: f"{x:.2f}", " ×")
+
+
+def _cell(value: Mapping[str, float | None], say, unit: str) -> str:
+    if value["value"] is None:
+        return number(DASH)
+    low, high = value["low"], value["high"]
+    interval = f"<small>{say(low)} – {say(high)}</small>" if low is not None and high is not None else ""
+    return f'<td class="n">{say(value["value"])}{unit}{interval}</td>'
+
+
+def table(head: Sequence[str], rows: Iterable[tuple[str, Sequence[str]]], *, caption: str = "", css: str = "") -> str:
+    """A table that scrolls within itself.
+
+    Args:
+        head: markup of the columns' headings, that of the rows' names first.
+        rows: markup of a row's name, and its cells (`number`, `share_cell`, ...).
+    """
+    above = f"<caption>{caption}</caption>" if caption else ""
+    body = "".join(f'<tr><th scope="row">{name}</th>{"".join(cells)}</tr>' for name, cells in rows)
+    first, *others = head
+    heads = f'<th scope="col">{first}</th>' + "".join(f'<th scope="col" class="n">{name}</th>' for name in others)
+    return (
+        f'<div class="scroll" tabindex="0" role="region" aria-label="Table"><table class="{css or "wide"}">{above}<thead><tr>{heads}</tr></thead>'
+        f"<tbody>{body}</tbody></table></div>"
+    )
+
+
+def figure(svg: str, *, legend: str = "", numbers: str = "") -> str:
+    """A chart with its legend and, folded away, the table of its numbers."""
+    told = f"<details><summary>Numbers</summary>{numbers}</details>" if numbers else ""
+    caption = f"<figcaption>{legend}</figcaption>" if legend else ""
+    return f"<figure>{svg}{caption}{told}</figure>"
+
+
+def legend(names: Sequence[str], *, dashes: Sequence[str] = (), published: bool = False) -> str:
+    """Names with their series' colours in order, lines dashed as `dashes` says (SVG's stroke-dasharray)."""
+    entries = []
+    for i, name in enumerate(names, 1):
+        dash = f' stroke-dasharray="{dashes[i - 1]}"' if dashes and dashes[i - 1] else ""
+        line = f'<path d="M0 5H26" stroke="var(--series-{i})" stroke-width="3"{dash}/>'
+        mark = line if dashes else f'<path d="M0 1h12v8H0Z" fill="var(--series-{i})"/>'
+        entries.append(f'<span><svg class="swatch" width="{26 if dashes else 12}" height="10" aria-hidden="true">{mark}</svg>{escape(name)}</span>')
+    if published:
+        entries.append('<span><i class="hatched"></i>as published (other hardware and judge)</span>')
+    return f'<span class="legend">{"".join(entries)}</span>'

@@ -1,387 +1,224 @@
-"""The report of a run: one self-contained HTML page made from what the run left in its workdir.
+"""Reports: one self-contained HTML page of a run, of an evaluation, or of several of these side by side.
 
-Sections: how far the run has come, held-out scores before and after RL, the three agents before and after the
-cold start, learning curves, scores task by task, skills, kernels that the model wrote, config and versions. What
-is not there yet is said to be missing.
-The page needs no network and no script, and whatever a model wrote is escaped.
+What is not there yet is said to be missing, and what was cut short to be part of something. The page needs no network; its script only chooses
+rollouts, and whatever a model wrote is escaped.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
-import math
 import statistics
-import time
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
-from typing import Any
 
-from dk_jax.evaluation import charts, machine
-from dk_jax.evaluation.agents_section import agents_table
-from dk_jax.evaluation.charts import Axis, percent
-from dk_jax.evaluation.contents import Contents, ReportError, load
+from dk_jax.evaluation import report_run
+from dk_jax.evaluation.charts import MAX_POINTS, Axis, percent
+from dk_jax.evaluation.charts_intervals import DASHES, Band, band_chart
+from dk_jax.evaluation.contents import Contents, load
+from dk_jax.evaluation.evaluated import Evaluated, ReportError, is_evaluation, read_evaluation
 from dk_jax.evaluation.examples import card, pick_examples
-from dk_jax.evaluation.markup import DASH, STYLE, columns, duration, missing, number, plain, status, times
-from dk_jax.skills.lifecycle import Posterior
+from dk_jax.evaluation.markup import figure, legend, missing, plain
+from dk_jax.evaluation.report_compare import by_turn, differences, scatter
+from dk_jax.evaluation.report_facts import asked, integrity, skills_in_prompts, spent
+from dk_jax.evaluation.report_fast_p import curves, headline, levels
+from dk_jax.evaluation.report_page import page, save_page
+from dk_jax.evaluation.report_rollouts import MAX_BYTES, Amount, rollouts_section
+from dk_jax.evaluation.report_search import growth, scaling, schemes
+from dk_jax.evaluation.rollout_sources import Source, known_tasks, source_of_evaluation, sources_of_run
+from dk_jax.tasks.task import Task
 
-__all__ = ["ReportError", "write_report"]
+__all__ = ["ReportError", "write_comparison", "write_report"]
+MOST = 8
+"""Runs and evaluations side by side: as many as there are colours and dashes."""
+RESAMPLES, RUN_RESAMPLES = 1000, 300
+"""Of the intervals of an evaluation and of a run, whose report is written again and again."""
+RUN_BYTES = 8_000_000
+"""Of rollouts in the report that a run writes as it goes."""
 
 
 def write_report(workdir: Path) -> Path:
-    """Writes workdir/report.html, complete or not at all, and returns its path.
+    """Writes workdir/report.html, complete or not at all, and returns its path: the report of a run, which may not have finished. Of its RL
+    steps it carries the rollouts of the newest one; `write_comparison` takes all.
 
-    Raises ReportError naming a file that is damaged.
+    Raises:
+        ReportError: a file is damaged; it is named.
     """
     workdir = Path(workdir)
-    path = workdir / "report.html"
-    page = render(load(workdir))
-    partial = path.with_suffix(".part")
-    partial.write_text(page, encoding="utf-8", errors="replace")
-    partial.replace(path)
-    return path
+    contents = load(workdir, resamples=RUN_RESAMPLES)
+    sources = sources_of_run(workdir, _levels(contents), steps=1)
+    return save_page(workdir / "report.html", _run_page(contents, sources, amount="all", max_bytes=RUN_BYTES))
+
+
+def write_comparison(
+    paths: Sequence[Path], output: Path, *, amount: Amount = "all", max_bytes: int = MAX_BYTES, tasks: Sequence[Task] = ()
+) -> Path:
+    """Writes the report of a run or of an evaluation, or of several side by side, complete or not at all.
+
+    Args:
+        paths: folders of runs and evaluations, up to eight.
+        amount, max_bytes: of rollouts (dk_jax.evaluation.report_rollouts).
+        tasks: beside the built-in ones, whose prompts may be rendered again.
+
+    Raises:
+        ReportError: a folder holds neither, is named twice, or one of its files is damaged.
+    """
+    paths = [Path(path) for path in paths]
+    if not 1 <= len(paths) <= MOST or len({path.resolve() for path in paths}) < len(paths):
+        raise ReportError(f"a report takes 1 to {MOST} different folders, not {', '.join(map(str, paths)) or 'none'}")
+    for path in paths:
+        if not is_evaluation(path) and not any((path / name).exists() for name in ("config.json", "metrics.jsonl", "rollouts")):
+            raise ReportError(f"{path} holds neither a run (config.json) nor an evaluation (settings.json)")
+    entries = [_entry(path, name, tasks) for path, name in zip(paths, _names(paths), strict=True)]
+    if len(entries) > 1:
+        text = _comparison_page(entries, amount=amount, max_bytes=max_bytes)
+    elif entries[0].contents is not None:
+        text = _run_page(entries[0].contents, entries[0].sources, amount=amount, max_bytes=max_bytes)
+    else:
+        text = _evaluation_page(entries[0], amount=amount, max_bytes=max_bytes)
+    return save_page(Path(output), text)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Row:
-    """A row of the headline table: its name, key in the scores, and whether it is a share or a speedup."""
+class Entry:
+    """One folder: what is evaluated in it (of a run its last held-out evaluation, None before one), its rollouts, and a run's contents."""
 
     name: str
-    key: str
-    share: bool = True
-
-    def of(self, scores: dict[str, Any]) -> float:
-        return scores["fast"][self.key] if self.key[0].isdigit() else scores[self.key]
-
-    def text(self, value: float) -> str:
-        return f"{100 * value:.1f} %" if self.share else times(value)
-
-    def change(self, value: float) -> str:
-        return f"{100 * value:+.1f}" if self.share else f"{value:+.2f}"
+    evaluated: Evaluated | None
+    sources: list[Source]
+    contents: Contents | None = None
 
 
-ROWS = (
-    Row(name="Compiled", key="compiled"),
-    Row(name="Correct", key="correct"),
-    Row(name="Fast<sub>1</sub>", key="1.0"),
-    Row(name="Fast<sub>1.2</sub>", key="1.2"),
-    Row(name="Fast<sub>1.5</sub>", key="1.5"),
-    Row(name="Fast<sub>2</sub>", key="2.0"),
-    Row(name="Mean speedup", key="mean_speedup", share=False),
-    Row(name="Geometric mean of the correct", key="geomean_correct", share=False),
-)
+def _names(paths: Sequence[Path]) -> list[str]:
+    """Of the folders, with those above them where names alone are equal."""
+    for depth in range(1, max(len(path.resolve().parts) for path in paths)):
+        names = ["/".join(path.resolve().parts[-depth:]) for path in paths]
+        if len(set(names)) == len(names):
+            return names
+    return [str(path) for path in paths]
 
 
-def render(contents: Contents) -> str:
-    """The page as text."""
-    sections = (
-        ("Held-out tasks", _headline),
-        ("The three agents", _agents),
-        ("Learning curves", _curves),
-        ("Task by task", _per_task),
-        ("Skills", _skill_table),
-        ("Kernels the model wrote", _examples),
-        ("How it was made", _making),
-    )
-    body = "".join(f"<section><h2>{title}</h2>{make(contents)}</section>" for title, make in sections)
-    written = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
-    name = escape(contents.name)
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>Run {name}</title><style>{STYLE}</style></head><body><main>"
-        f'<header><h1>{name}</h1><p class="sub">Training report, written {written}</p></header>'
-        f"{_progress(contents)}{body}</main></body></html>\n"
-    )
+def _entry(path: Path, name: str, tasks: Sequence[Task]) -> Entry:
+    if is_evaluation(path):
+        evaluated = dataclasses.replace(read_evaluation(path, resamples=RESAMPLES), name=name)
+        known = known_tasks(evaluated.summary["settings"], tasks)
+        return Entry(name=name, evaluated=evaluated, sources=[source_of_evaluation(evaluated, known)])
+    contents = load(path, resamples=RESAMPLES)
+    evaluated = None
+    if contents.stages:
+        last = list(contents.stages.values())[-1]
+        evaluated = dataclasses.replace(last, name=f"{name} ({last.name})")
+    return Entry(name=name, evaluated=evaluated, sources=sources_of_run(path, _levels(contents), name=name), contents=contents)
 
 
-def _progress(c: Contents) -> str:
-    """How far the run has come, phase by phase."""
-    config = c.config or {}
-
-    def steps(entries: list[dict], phase: str) -> tuple[str, bool]:
-        wanted = config.get(phase, {}).get("steps")
-        done = entries[-1]["step"] if entries else 0
-        return (
-            f"{done} of {wanted if wanted is not None else '?'} steps",
-            wanted is not None and done >= wanted,
-        )
-
-    (sft_text, sft_done), (rl_text, rl_done) = steps(c.sft, "sft"), steps(c.rl, "rl")
-    spent = sum(e.get("collect_s", 0.0) + e.get("update_s", 0.0) - e.get("overlap_s", 0.0) for e in c.rl)
-    if spent:
-        rl_text += f", {duration(spent)}"
-    corpus = f"{c.corpus.get('kernels', 0):,.0f} kernels judged" if c.corpus else "not done"
-    if c.corpus and "seconds" in c.corpus:
-        corpus += f", {duration(c.corpus['seconds'])}"
-
-    def scored(scores: dict | None) -> str:
-        return f"{scores['last_turn']['samples']:,} samples" if scores else "not done"
-
-    phases = (
-        ("Corpus", corpus, c.corpus is not None),
-        ("Cold start", sft_text, sft_done),
-        ("Evaluation before RL", scored(c.before), c.before is not None),
-        ("Joint RL", rl_text, rl_done),
-        ("Evaluation after RL", scored(c.after), c.after is not None),
-    )
-    items = "".join(
-        f'<li class="{"done" if done else "open"}"><b>{name}</b><span>{text}</span></li>'
-        for name, text, done in phases
-    )
-    unfinished = [name for name, _, done in phases if not done]
-    note = (
-        f'<p class="note">This run has not finished: <b>{unfinished[0]}</b> comes next. '
-        "The same command goes on where it stopped.</p>"
-        if unfinished
-        else ""
-    )
-    return f'<ol class="phases">{items}</ol>{note}'
+def _levels(contents: Contents) -> dict[str, int]:
+    return {name: task.level for name, task in contents.tasks.items()}
 
 
-def _headline(c: Contents) -> str:
-    if c.before is None and c.after is None:
-        return missing("No held-out evaluation has been made yet: it follows the cold start.")
-    before, after = ((s or {}).get("last_turn") for s in (c.before, c.after))
-    rows = []
-    for row in ROWS:
-        cells = [number(row.text(row.of(scores))) if scores else number(DASH) for scores in (before, after)]
-        change, spread = number(DASH), number("")
-        if before and after:
-            change = number(row.change(row.of(after) - row.of(before)), sign=row.of(after) - row.of(before))
-            half = None if row.key == "geomean_correct" else _half_interval(c, row)
-            spread = number(f"± {row.change(half)[1:]}" if half is not None else "", css="muted")
-        rows.append(f"<tr><th>{row.name}</th>{''.join(cells)}{change}{spread}</tr>")
-    table = (
-        f"<table><thead><tr><th></th>{columns('before RL', 'after RL', 'change', '95 %')}</tr></thead>"
-        f"<tbody>{''.join(rows)}</tbody></table>"
-    )
-    names = {"compiled": "compiled", "correct": "correct"} | {
-        r.key: f"Fast {float(r.key):g}" for r in ROWS if r.key[0].isdigit()
-    }
-    groups = {
-        names[row.key]: tuple(row.of(scores) if scores else None for scores in (before, after))
-        for row in ROWS
-        if row.share
-    }
-    bars = charts.before_and_after(
-        "Before and after RL", groups, y_axis=Axis(label="% of samples, last turn", text=percent, high=1.0)
-    )
-    samples, tasks = (after or before)["samples"], len((c.after or c.before)["tasks"])
-    text = (
-        f"{samples:,} samples over {tasks} tasks that training never saw; the last turn counts. "
-        "Fast<sub>p</sub> is the share that is correct and at least p times as fast as PyTorch eager. In "
-        "the mean speedup a sample that is not correct counts as 0. The 95 % interval of the change is "
-        "over tasks, paired."
-    )
-    if before and after and set(c.before["tasks"]) != set(c.after["tasks"]):
-        text += " <b>The two evaluations cover different tasks</b>; the interval is over those in both."
-    return f'<div class="two">{table}<div>{bars}{_by_turn(c)}</div></div><p class="fine">{text}</p>'
+def _notes(lines: Sequence[str]) -> str:
+    return f'<div class="note"><ul class="notes">{"".join(f"<li>{escape(line)}</li>" for line in lines)}</ul></div>' if lines else ""
 
 
-def _agents(c: Contents) -> str:
-    return agents_table({"untrained": c.untrained, "after the cold start": c.before, "after RL": c.after})
+# --- pages ----------------------------------------------------------------------------------------------------------------------------
 
 
-def _half_interval(c: Contents, row: Row) -> float | None:
-    """Half the 95 % interval of the mean paired change over tasks; None with fewer than five tasks."""
-    shared = [name for name in c.before["tasks"] if name in c.after["tasks"]]
-    if len(shared) < 5:
-        return None
-    changes = [row.of(c.after["tasks"][name]) - row.of(c.before["tasks"][name]) for name in shared]
-    return 1.96 * statistics.stdev(changes) / math.sqrt(len(changes))
+def _scored(shown: Sequence[Evaluated]) -> list[tuple[str, str]]:
+    """The sections that every report has."""
+    return [
+        ("Fast<sub>p</sub> with intervals", headline(shown) + differences(shown)),
+        ("Share above every p", curves(shown)),
+        ("By level, beside published systems", levels(shown)),
+        ("Speedup task by task", scatter(shown)),
+        ("Turn by turn", by_turn(shown)),
+        ("Test-time scaling", scaling(shown)),
+    ]
 
 
-def _by_turn(c: Contents) -> str:
-    most = max(len(s["turns"]) for s in (c.before, c.after) if s is not None)
-    if most < 2:
+def _run_page(c: Contents, sources: Sequence[Source], *, amount: Amount, max_bytes: int) -> str:
+    shown = list(c.stages.values())
+    packed = rollouts_section(sources, amount=amount, max_bytes=max_bytes)
+    sections = [
+        ("Held-out tasks", report_run.headline(c)),
+        *(_scored(shown) if shown else ()),
+        ("The three agents", report_run.agents(c)),
+        ("Learning curves", report_run.curves(c)),
+        ("Task by task", report_run.per_task(c)),
+        ("Skills", report_run.skills(c) + skills_in_prompts(shown)),
+        *([("Tokens and time", spent(shown) + report_run.spent_on_rl(c)), ("Integrity", integrity(shown))] if shown else ()),
+        ("Kernels the model wrote", report_run.examples(c)),
+        ("Rollouts", packed.html),
+        ("How it was made", report_run.making(c)),
+    ]
+    lead = report_run.progress(c) + _notes([f"{e.name}: {note}" for e in shown for note in e.notes])
+    return page(c.name, "Training report", lead, sections)
+
+
+def _evaluation_page(entry: Entry, *, amount: Amount, max_bytes: int) -> str:
+    e = entry.evaluated
+    s, there = e.summary["settings"], e.summary["samples"]
+    examples = "".join(card(example, None) for example in pick_examples([r.trajectory for r in e.results]))
+    sections = [
+        *_scored([e]),
+        ("Skills", growth([e]) + schemes([e]) + skills_in_prompts([e])),
+        ("Tokens, time and cost", spent([e])),
+        ("Integrity", integrity([e])),
+        ("Kernels that were written", examples or missing("No kernels have been kept yet.")),
+        ("Rollouts", rollouts_section(entry.sources, amount=amount, max_bytes=max_bytes).html),
+        ("What was asked", asked([e])),
+    ]
+    about = f"Evaluation of {s['policy']['policy']}: {there['there']:,} of {there['of']:,} samples over {len(s['tasks']):,} tasks ({s['split']})"
+    return page(e.name, about, _notes(e.notes), sections)
+
+
+def _comparison_page(entries: Sequence[Entry], *, amount: Amount, max_bytes: int) -> str:
+    shown = [entry.evaluated for entry in entries if entry.evaluated is not None]
+    runs = [entry for entry in entries if entry.contents is not None]
+    notes = [f"{entry.name}: a run without a held-out evaluation yet." for entry in entries if entry.evaluated is None]
+    notes += [f"{e.name}: {note}" for e in shown for note in e.notes]
+    tasks = [set(e.levels) for e in shown if e.results]
+    if len({frozenset(own) for own in tasks}) > 1:
+        notes.append(f"They cover different tasks ({', '.join(str(len(own)) for own in tasks)}): only differences are over what is in both.")
+    library = "".join(f"<h3>{escape(entry.name)}</h3>{report_run.skills(entry.contents)}" for entry in runs)
+    sections = [
+        *_scored(shown),
+        ("Learning curves", _overlaid(runs)),
+        ("Skills", library + growth(shown) + schemes(shown) + skills_in_prompts(shown)),
+        ("Tokens, time and cost", spent(shown)),
+        ("Integrity", integrity(shown)),
+        ("Rollouts", rollouts_section([s for entry in entries for s in entry.sources], amount=amount, max_bytes=max_bytes).html),
+        ("What was asked", asked(shown)),
+        ("How the runs were made", "".join(f"<h3>{escape(entry.name)}</h3>{report_run.making(entry.contents)}" for entry in runs)),
+    ]
+    return page(" / ".join(entry.name for entry in entries), f"Comparison of {len(entries)}", _notes(notes), sections)
+
+
+def _overlaid(runs: Sequence[Entry]) -> str:
+    """RL step by step, a line a run; where a run has fewer steps its line ends."""
+    if not any(entry.contents.rl for entry in runs):
         return ""
-    rows = []
-    for turn in range(most):
-        cells = []
-        for scores in (c.before, c.after):
-            found = scores["turns"][turn] if scores and turn < len(scores["turns"]) else None
-            cells += (
-                [number(percent(found["correct"])), number(times(found["mean_speedup"]))]
-                if found
-                else [number(DASH)] * 2
-            )
-        rows.append(f"<tr><th>Turn {turn + 1}</th>{''.join(cells)}</tr>")
-    return (
-        '<table class="small"><thead><tr><th rowspan="2"></th><th class="group" colspan="2">before RL</th>'
-        '<th class="group" colspan="2">after RL</th></tr>'
-        f"<tr>{columns(*['correct', 'speedup'] * 2)}</tr></thead>"
-        f"<tbody>{''.join(rows)}</tbody></table>"
-    )
-
-
-def _curves(c: Contents) -> str:
-    step = Axis(label="RL step", whole=True)
     found = []
-    window = 5 if len(c.rl) <= 100 else len(c.rl) // 20
     for key, title, axis in (
         ("reward", "Reward", Axis(label="mean over rollouts of the best turn's reward", text=plain)),
         ("correct", "Correct", Axis(label="% of judged turns", text=percent, low=0.0)),
-        (
-            "speedup",
-            "Speedup over eager",
-            Axis(label="×, mean over turns, 0 where not correct", text=plain, low=0.0),
-        ),
         ("fast_1.5", "Fast 1.5", Axis(label="% of judged turns", text=percent, low=0.0)),
+        ("skills_active", "Active skills", Axis(label="number", low=0.0, whole=True)),
     ):
-        x, (y,) = _columns(c.rl, key)
-        if x:
-            found.append(charts.line_chart(title, x, {key: y}, x_axis=step, y_axis=axis, smooth=window))
-    x, (proposed, verified, active) = _columns(c.rl, "skills_proposed", "skills_verified", "skills_active")
-    if x:
-        lines = {"proposed": proposed, "verified": verified, "active": active}
-        found.append(
-            charts.line_chart(
-                "Skills", x, lines, x_axis=step, y_axis=Axis(label="number so far", low=0.0, whole=True)
-            )
-        )
-    x, (collect, update) = _columns(c.rl, "collect_s", "update_s")
-    if x:
-        parts = {"collect": collect, "update": update}
-        axis = Axis(label="seconds", text=plain)
-        found.append(charts.stacked_columns("Time per step", x, parts, x_axis=step, y_axis=axis))
-    x, (entropy,) = _columns(c.rl, "entropy")
-    if x:
-        axis = Axis(label="nats per sampled token", text=plain, low=0.0)
-        found.append(
-            charts.line_chart("Entropy", x, {"entropy": entropy}, x_axis=step, y_axis=axis, smooth=window)
-        )
-    notes = "" if found else missing("Joint RL has not begun.")
-    x, (loss,) = _columns(c.sft, "loss")
-    if x:
-        axis = Axis(label="nats per imitated token", text=plain, low=0.0)
-        smooth = max(len(x) // 40, 1)
-        cold = Axis(label="cold-start step", whole=True)
-        found.append(
-            charts.line_chart("Cold-start loss", x, {"loss": loss}, x_axis=cold, y_axis=axis, smooth=smooth)
-        )
-    else:
-        notes += missing("The cold start has not begun.")
-    names = ["validation_loss", *(key for key in ("policy", "selection", "summary") if any(f"validation_loss_{key}" in e for e in c.sft))]
-    keys = [name if name == "validation_loss" else f"validation_loss_{name}" for name in names]
-    x, lines = _columns(c.sft, *keys)
-    if x:
-        named = dict(zip(["all", *names[1:]], lines, strict=True))
-        axis = Axis(label="nats per imitated token", text=plain, low=0.0)
-        cold = Axis(label="cold-start step", whole=True)
-        found.append(charts.line_chart("Loss on tasks that are not trained on", x, named, x_axis=cold, y_axis=axis))
-    return notes + f'<div class="charts">{"".join(found)}</div>'
+        lines = {entry.name: {e["step"]: float(e[key]) for e in entry.contents.rl if key in e} for entry in runs}
+        lines = {name: values for name, values in lines.items() if values}
+        if lines:
+            found.append(_lines(title, lines, axis))
+    note = '<p class="fine">Each point is the mean over as many steps as a chart has room for; a run that had fewer steps ends before.</p>'
+    return f'<div class="charts">{"".join(found)}</div>{note}'
 
 
-def _columns(entries: Sequence[dict[str, Any]], *keys: str) -> tuple[list[float], list[list[float]]]:
-    """Steps and values of the entries that have every key."""
-    having = [e for e in entries if all(key in e for key in keys)]
-    return [float(e["step"]) for e in having], [[float(e[key]) for e in having] for key in keys]
-
-
-def _per_task(c: Contents) -> str:
-    before, after = ((s or {}).get("tasks", {}) for s in (c.before, c.after))
-    names = list(dict.fromkeys([*after, *before]))
-    if not names:
-        return missing("No held-out evaluation has been made yet.")
-    level = {name: c.tasks[name].level for name in names if name in c.tasks}
-    names.sort(key=lambda name: (level.get(name, 99), name))
-    top = max(scores["mean_speedup"] for group in (before, after) for scores in group.values())
-    rows = []
-    for name in names:
-        a, b = before.get(name), after.get(name)
-        cells = [number(str(level.get(name, DASH)))]
-        cells += [number(percent(s["correct"]) if s else DASH) for s in (a, b)]
-        cells += [number(times(s["mean_speedup"]) if s else DASH) for s in (a, b)]
-        change = b["mean_speedup"] - a["mean_speedup"] if a and b else None
-        cells.append(number(f"{change:+.2f}", sign=change) if change is not None else number(DASH))
-        bars = charts.pair_of_bars(a and a["mean_speedup"], b and b["mean_speedup"], top)
-        rows.append(
-            f'<tr><th class="name">{escape(name)}</th>{"".join(cells)}<td class="bars">{bars}</td></tr>'
-        )
-    return (
-        f'<p class="fine key"><i style="background:{charts.BEFORE}"></i>before RL'
-        f'<i style="background:{charts.AFTER}"></i>after RL; the longest bar is {times(top)}</p>'
-        '<div class="scroll"><table class="wide"><thead>'
-        '<tr><th rowspan="2">Task</th><th class="n" rowspan="2">Level</th>'
-        '<th class="group" colspan="2">Correct</th><th class="group" colspan="4">Mean speedup</th></tr>'
-        f"<tr>{columns('before', 'after', 'before', 'after', 'change')}<th></th></tr></thead>"
-        f"<tbody>{''.join(rows)}</tbody></table></div>"
-    )
-
-
-def _skill_table(c: Contents) -> str:
-    if not c.skills:
-        return missing("The library is empty: no skill has been proposed and verified yet.")
-    order = {"active": 0, "dormant": 1, "candidate": 2, "retired": 3, "rejected": 4}
-    rows = []
-    for s in sorted(c.skills, key=lambda s: (order[s.status], s.provenance.step, s.name)):
-        e = s.evidence[-1] if s.evidence else None
-        interval = f"{e.low:.2f} – {e.high:.2f}" if e and e.low is not None and e.high is not None else DASH
-        code = f"<details><summary>content</summary><pre>{escape(s.content)}</pre></details>"
-        text = f'<b class="name">{escape(s.name)}</b><span class="what">{escape(s.description)}</span>{code}'
-        rows.append(
-            f'<tr><td class="skill">{text}</td>'
-            f'<td><span class="badge {status(s.status)}">{s.status}</span></td>'
-            + number(times(e.effect) if e else DASH)
-            + number(interval)
-            + number(str(e.n) if e else DASH)
-            + number(f"{s.usage.selected:,} of {s.usage.shown:,}")
-            + number(times(math.exp(s.usage.log_effect_sum / s.usage.effects)) if s.usage.effects else DASH)
-            + number(_known(c.posteriors.get(s.name)) if s.status in ("active", "dormant") else DASH)
-            + number(str(s.provenance.step) if s.provenance.step >= 0 else DASH)
-            + "</tr>"
-        )
-    return (
-        '<div class="scroll"><table class="wide skills"><thead><tr><th>Skill</th><th>Status</th>'
-        f"{columns('Effect', '95 %', 'Pairs', 'Selected', 'In use', 'All in all', 'RL step')}</tr></thead>"
-        f"<tbody>{''.join(rows)}</tbody></table></div>"
-        '<p class="fine">Effect: speed of kernels written with the skill over that of kernels written '
-        "without it, in its last verification. Selected: how often, of the times it was on offer. In use: "
-        "the same ratio in the rollouts that selected it, against those of the same task without any. All in all: "
-        "what is known of it by verification and use together, what is long ago counting less, with a 95 % "
-        "interval and the probability that it helps (dk_jax.skills.lifecycle).</p>"
-    )
-
-
-def _known(posterior: Posterior | None) -> str:
-    if posterior is None:
-        return DASH
-    mean, low, high = (math.exp(x) for x in (posterior.mean, posterior.low, posterior.high))
-    return f"{mean:.2f} ({low:.2f} – {high:.2f}), {percent(posterior.helps)}"
-
-
-def _examples(c: Contents) -> str:
-    examples = pick_examples(c.kernels)
-    if not examples:
-        return missing("No kernels have been kept yet.")
-    cards = "".join(card(example, c.tasks.get(example.trajectory.task)) for example in examples)
-    return f'<p class="fine">From {escape(c.kernels_from)}.</p>{cards}'
-
-
-def _making(c: Contents) -> str:
-    parts = [
-        _definitions("Machine of this report", machine.host()),
-        _definitions("Versions", machine.versions()),
-    ]
-    made = f'<div class="defs">{"".join(parts)}</div>'
-    if c.config is None:
-        return missing("config.json is missing: this folder was not made by a run.") + made
-    loose = {k: v for k, v in c.config.items() if not isinstance(v, dict)}
-    groups = [("config", loose)] if loose else []
-    groups += [(k, v) for k, v in c.config.items() if isinstance(v, dict)]
-    config = "".join(_definitions(name, {k: _value(v) for k, v in group.items()}) for name, group in groups)
-    return f'{made}<h3>Config</h3><div class="defs">{config}</div>'
-
-
-def _definitions(title: str, values: dict[str, str]) -> str:
-    rows = "".join(
-        f"<div{' class=long' if len(v) > 60 else ''}><dt>{escape(k)}</dt><dd>{escape(v)}</dd></div>"
-        for k, v in values.items()
-    )
-    return f"<dl><h4>{escape(title)}</h4>{rows}</dl>"
-
-
-def _value(value: Any) -> str:
-    return value or '""' if isinstance(value, str) else json.dumps(value).replace("Infinity", "inf")
+def _lines(title: str, lines: dict[str, dict[int, float]], axis: Axis) -> str:
+    last = max(step for values in lines.values() for step in values)
+    size = -(-last // MAX_POINTS)
+    x = list(range(1, last + 1, size))
+    bands = {}
+    for name, values in lines.items():
+        parts = [[values[step] for step in range(start, start + size) if step in values] for start in x]
+        nothing = [None] * len(x)
+        bands[name] = Band(value=[statistics.fmean(part) if part else None for part in parts], low=nothing, high=nothing)
+    chart = band_chart(title, x, bands, x_axis=Axis(label="RL step", whole=True), y_axis=axis)
+    return figure(chart, legend=legend(list(bands), dashes=DASHES))

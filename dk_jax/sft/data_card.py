@@ -20,7 +20,8 @@ import numpy as np
 from dk_jax.agents import summary
 from dk_jax.agents.text import Style
 from dk_jax.evaluation import charts
-from dk_jax.evaluation.markup import STYLE, columns, missing, number
+from dk_jax.evaluation.markup import columns, missing, number
+from dk_jax.evaluation.report_style import STYLE
 from dk_jax.models.config import AGENTS
 from dk_jax.rollout.trajectory import Verdict
 from dk_jax.sft.contamination import Nearest

@@ -24,7 +24,7 @@ import numpy as np
 from serving import provenance
 
 from dk_jax.evaluation.charts import Axis, line_chart
-from dk_jax.evaluation.markup import STYLE
+from dk_jax.evaluation.report_style import STYLE
 from dk_jax.skills.library import SkillLibrary
 from dk_jax.skills.lifecycle import Lifecycle, LifecycleRules
 from dk_jax.skills.record import Evidence, SkillDraft
