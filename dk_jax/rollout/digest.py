@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from dk_jax.models.config import AGENTS
 from dk_jax.rollout.episode import StepRollouts
 from dk_jax.rollout.trajectory import Trajectory
 
@@ -33,7 +34,26 @@ def rollout_metrics(rollouts: StepRollouts) -> dict[str, float]:
         **({"checked_correct": float(np.mean(checked))} if checked else {}),
         "proposals": float(len(proposals)),
         "proposals_accepted": float(sum(p.accepted for p in proposals)),
+        **spending(rollouts),
     }
+
+
+def spending(rollouts: StepRollouts) -> dict[str, float]:
+    """What a step's rollouts took:
+
+        spent_candidates            kernels of rollouts that were handed to the judge, equal ones each time
+        spent_proofs                candidates of verifications, of both arms
+        spent_tokens_AGENT          sampled for its messages
+        spent_tokens_verification   sampled by the policy for verifications
+    """
+    found = {
+        "spent_candidates": float(sum(turn.source is not None for t in rollouts.of("policy") for turn in t.turns)),
+        "spent_proofs": float(sum(p.candidates for p in rollouts.proposals)),
+        "spent_tokens_verification": float(sum(p.tokens for p in rollouts.proposals)),
+    }
+    for agent in AGENTS:
+        found[f"spent_tokens_{agent}"] = float(sum(turn >= 0 for t in rollouts.of(agent) for turn in t.turn_index))
+    return found
 
 
 def skill_usage(rollouts: StepRollouts, *, null: int, floor: float) -> Iterator[tuple[str, dict[str, Any]]]:

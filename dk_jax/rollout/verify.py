@@ -38,6 +38,7 @@ class Proposal:
         tasks: names of the tasks it was tried on.
         twin: the earlier proposal of this step that says the same; that one's verdict is this one's too.
         untried: refused only for what other proposals of the step took (room, a name), so that nothing is known of it.
+        candidates, tokens: judged for it, of both arms; sampled for them.
     """
 
     call: Trajectory
@@ -48,6 +49,8 @@ class Proposal:
     tasks: tuple[str, ...] = ()
     twin: Proposal | None = None
     untried: bool = False
+    candidates: int = 0
+    tokens: int = 0
 
     @property
     def accepted(self) -> bool:
@@ -199,9 +202,9 @@ class Verifier:
                 open_[i].decision = self.rule.decide(control, treated, pair_tasks[i])
         return proposals
 
-    def _speak(self, speaker, rows: Sequence[tuple[Task, list[Skill], int]], *, config, views) -> list[str]:
-        """First turns of the policy; what can't be read as a kernel is sent on as it is and will not build. A message that was cut
-        short holds no kernel, as in a rollout."""
+    def _speak(self, speaker, rows: Sequence[tuple[Task, list[Skill], int]], *, config, views) -> list[tuple[str, int]]:
+        """First turns of the policy with their tokens; what can't be read as a kernel is sent on as it is and will not build. A message
+        that was cut short holds no kernel, as in a rollout."""
         trajectories = [Trajectory(agent="policy", task=task.name, group="verification") for task, _, _ in rows]
         prompts = [policy.render_first(views(task), skills, style=config.style) for task, skills, _ in rows]
         speaker.speak(trajectories, prompts, [seed for _, _, seed in rows], max_new=config.max_policy_tokens)
@@ -209,7 +212,8 @@ class Verifier:
         for trajectory in trajectories:
             turn = trajectory.turns[-1]
             whole = turn.stop == "eos"
-            out.append(policy.parse(turn.text, style=config.style).source or turn.text or " " if whole else " ")
+            text = policy.parse(turn.text, style=config.style).source or turn.text or " " if whole else " "
+            out.append((text, sum(at >= 0 for at in trajectory.turn_index)))
         return out
 
     def _arms(self, speaker, proposals, known, *, config, views, seed, step, look) -> list[list[Arms]]:
@@ -222,15 +226,17 @@ class Verifier:
                 for arm, skills in (("control", []), ("treated", [skill])):
                     for i in range(pairs):
                         rows.append((known[name], skills, derive_seed(seed, "verify", step, p.draft.name, name, arm, look, i)))
-        texts = iter(self._speak(speaker, rows, config=config, views=views))
+        spoken = iter(self._speak(speaker, rows, config=config, views=views))
         out = []
         for p in proposals:
             pairs = self.pairs_per_look * (2 // len(p.tasks))
             own = []
             for name in p.tasks:
-                control = tuple(next(texts) for _ in range(pairs))
-                treated = tuple(next(texts) for _ in range(pairs))
-                own.append(Arms(task=known[name], control=control, treated=treated))
+                messages = [next(spoken) for _ in range(2 * pairs)]
+                p.candidates += len(messages)
+                p.tokens += sum(tokens for _, tokens in messages)
+                texts = tuple(text for text, _ in messages)
+                own.append(Arms(task=known[name], control=texts[:pairs], treated=texts[pairs:]))
             out.append(own)
         return out
 
@@ -238,9 +244,9 @@ class Verifier:
         rows = [(known[p.trigger.task], [Skill.from_draft(p.draft)], 0) for p in proposals]
         if not rows:
             return
-        texts = self._speak(dataclasses.replace(speaker, temperature=0.0), rows, config=config, views=views)
-        for i, (p, text) in enumerate(zip(proposals, texts, strict=True)):
-            p.tasks = (p.trigger.task,)
+        spoken = self._speak(dataclasses.replace(speaker, temperature=0.0), rows, config=config, views=views)
+        for i, (p, (text, tokens)) in enumerate(zip(proposals, spoken, strict=True)):
+            p.tasks, p.candidates, p.tokens = (p.trigger.task,), 2, tokens
             first = p.trigger.turns[0]
             arm = Arms(task=known[p.trigger.task], control=(first.source or " ",), treated=(text,))
             [(control, treated)] = judge.verify([arm], phase=f"rl/{step}/verify/{i}")

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from dk_jax.train.run import Run
 
 log = logging.getLogger(__name__)
+REPORT_PAUSE_S = 180.0
+"""Between reports while a phase goes on: making one takes seconds."""
 BEST_WINDOW = 5
 """Steps over whose mean `rl.keep_best` is compared: single ones are mostly luck with their tasks."""
 
@@ -79,8 +81,9 @@ class RLPhase:
         self.run.metrics.rewind("rl", state.step)
         return state
 
-    def train(self, start: Any) -> TrainState:
-        """From the cold start's parameters (or the newest checkpoint) to `rl.steps`."""
+    def train(self, start: Any, over: Callable[[int], bool] = lambda step: False) -> TrainState:
+        """From the cold start's parameters (or the newest checkpoint) to `rl.steps`, or to the first step after which `over` says so, asked
+        with its number when the step's metrics are there."""
         c, run, r = self.cfg.rl, self.run, self.cfg.rollout
         known = self.checkpoints.latest_step
         state = self.newest(start)
@@ -92,7 +95,8 @@ class RLPhase:
         turns = (r.tasks * r.turns + r.checked_tasks) * (r.selections + 1) * r.rollouts
         with self._source(judge, turns) as source, tqdm(total=c.steps, desc="joint RL", unit="step", initial=state.step) as bar:
             self.clock.read()
-            while state.step < c.steps:
+            ends = state.step >= c.steps
+            while not ends:
                 rollouts, behaviour = source.next(state)
                 state.behind = None  # it is in a checkpoint, or not needed for one
                 self.clock.count("episodes", len(rollouts.of("policy")))
@@ -103,11 +107,13 @@ class RLPhase:
                 metrics |= self.clock.read()
                 run.metrics.scalars("rl", state.step, metrics)
                 self._log_examples(state.step, rollouts)
-                if state.step % c.checkpoint_every == 0 or state.step == c.steps:
+                ends = state.step == c.steps or over(state.step)
+                if state.step % c.checkpoint_every == 0 or ends:
                     run.metrics.flush()
                     state.record = self._with_best(state)
                     self.checkpoints.save(state)
                     self._unsettled = state
+                    run.report_so_far(REPORT_PAUSE_S)
                 bar.update(1)
                 bar.set_postfix(
                     reward=f"{metrics['reward']:.2f}",

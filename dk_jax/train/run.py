@@ -29,7 +29,7 @@ from tqdm import tqdm
 from dk_jax import distributed
 from dk_jax.evaluation import heldout
 from dk_jax.evaluation.calls import evaluate_calls
-from dk_jax.evaluation.report import write_report
+from dk_jax.evaluation.report import ReportError, write_report
 from dk_jax.generation.sampler import Sampler, make_sampler
 from dk_jax.generation.tokenizer import load_codec
 from dk_jax.metrics import Metrics
@@ -48,7 +48,7 @@ from dk_jax.sft.validation import Validation, split
 from dk_jax.skills.library import SkillLibrary
 from dk_jax.train import clean_samples, modes, setup, updaters
 from dk_jax.train import model as models
-from dk_jax.train.admission import admitted
+from dk_jax.train.admission import FILE, admitted
 from dk_jax.train.checks import check_config, check_tasks
 from dk_jax.train.cold_start import ColdStartData
 from dk_jax.train.rl_phase import RLPhase
@@ -80,7 +80,7 @@ class Run:
         models.check_source(cfg.model)
         self.tasks = setup.load_tasks(cfg)
         if distributed.by_first(lambda: bool(socket)) and any(task.spec is None for task in self.tasks.all):
-            self.tasks = admitted(self.tasks, make_judge(cfg, socket, None), self.workdir / "admission.json")
+            self.tasks = admitted(self.tasks, make_judge(cfg, socket, None), self.workdir / FILE)
         check_tasks(cfg, self.tasks)
         self.rollout_config = setup.rollout_config(cfg)
         self.verifier = Verifier.from_config(cfg, self.tasks.siblings)
@@ -95,6 +95,7 @@ class Run:
         self._socket, self._make_judge = socket, make_judge
         self._model: models.Model | None = None
         self._sampler: Sampler | None = None
+        self._reported = time.monotonic()
 
     def _take(self) -> None:
         """Makes the workdir and keeps other runs out of it."""
@@ -328,10 +329,11 @@ class Run:
 
     # --- RL ---------------------------------------------------------------------------------------------------------
 
-    def rl(self, start: Any) -> TrainState:
-        """Joint RL from the cold start's parameters (or the newest checkpoint) to `rl.steps`."""
+    def rl(self, start: Any, over: Callable[[int], bool] = lambda step: False) -> TrainState:
+        """Joint RL from the cold start's parameters (or the newest checkpoint) to `rl.steps`, or to the first step after which `over`, asked
+        with its number, says so; a later call goes on from there."""
         with RLPhase(self) as phase:
-            return phase.train(start)
+            return phase.train(start, over)
 
     def rollout_only(self, path: Path) -> int:
         """See `dk_jax.train.modes.rollout_only`."""
@@ -347,11 +349,23 @@ class Run:
 
     # --- all of it --------------------------------------------------------------------------------------------------
 
+    def report_so_far(self, pause_s: float = 0.0) -> None:
+        """Writes the report of what is there, unless one was written in the last `pause_s`; one that can't be made is told, and stops nothing."""
+        if time.monotonic() < self._reported + pause_s:
+            return
+        self._reported = time.monotonic()
+        try:
+            write_report(self.workdir)
+        except (ReportError, OSError) as error:
+            log.warning("no report this time: %s", error)
+
     def all(self) -> dict[str, Any]:
         """Every phase in turn; returns scores before and after, skill counts, and paths."""
         untrained = self.evaluate("eval_untrained", self.model.trainable, step=0) if self.cfg.evaluation.untrained else None
+        self.report_so_far()
         cold = self.sft()
         before = self.evaluate("eval_sft", cold.trainable, step=0)
+        self.report_so_far()
         final = self.rl(cold.trainable)
         after = self.evaluate("eval_rl", final.trainable, step=final.step)
         report = write_report(self.workdir)

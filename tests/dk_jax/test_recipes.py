@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -15,7 +16,8 @@ from dk_jax.models.config import AGENTS
 from dk_jax.models.presets import PRESETS
 from dk_jax.rollout.digest import skill_usage
 from dk_jax.rollout.trajectory import Trajectory, load_trajectories
-from dk_jax.train import setup
+from dk_jax.train import rl_phase, setup
+from dk_jax.train import run as run_module
 from dk_jax.train.checks import check_config, check_tasks
 from dk_jax.train.rl_phase import RLPhase
 from dk_jax.train.setup import ConfigError
@@ -198,12 +200,18 @@ def test_evaluation_may_leave_the_skills_where_they_are(tmp_path):
         run.close()
 
 
-def test_skills_rest_by_what_they_do_if_the_recipe_says_so(tmp_path):
+def test_skills_rest_by_what_they_do_if_the_recipe_says_so(tmp_path, monkeypatch):
     """With rules under which hardly any skill helps enough: each change is in the log of its step, and in the metrics."""
     strict = {"on": True, "least_effects": 0.5, "dormant_below": 0.999, "rest_steps": 1, "most_rests": 1, "alike": 2.0}
     run = ToyRun(toy("davinci_8b", **{f"skills.lifecycle.{key}": value for key, value in strict.items()}, **{"rl.steps": 3}), tmp_path, skills=3)
+    written: list[Path] = []
+    monkeypatch.setattr(run_module, "write_report", written.append)
+    monkeypatch.setattr(rl_phase, "REPORT_PAUSE_S", 0.0)
     try:
         run.rl(run.sft().trainable)
+        assert written == [tmp_path] * 2, "with each checkpoint that the pause allows"
+        run.report_so_far(3600.0)
+        assert len(written) == 2
         steps = read_scalars(tmp_path / "metrics.jsonl", "rl")
         status = [(e.step, e.event.data) for e in run.library.history() if e.event.kind == "status"]
         changes = [(step, data) for step, data in status if data["status"] in ("dormant", "retired")]
