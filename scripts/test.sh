@@ -11,9 +11,12 @@ export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}" JAX_PLATFORMS=cpu
 # Two shares of about the same length run at the same time: the learner's tests, which keep one core busy, and those of the sandbox,
 # which often wait. Then those have the machine to themselves that measure it: the red team's judge, and the tests of what keeps a
 # clock calm.
-beside=(tests/dk_jax tests/sandbox/test_drain.py tests/sandbox/test_install.py)
+beside=(tests/dk_jax)
 for file in tests/end_to_end/test_*.py; do
-  [ "$file" = tests/end_to_end/test_distributed.py ] || beside+=("$file") # that one's processes wait for each other most of the time
+  case "$file" in
+  */test_distributed.py | */test_reproduce.py | */test_environment.py) ;; # whose processes are waited for most of the time
+  *) beside+=("$file") ;;
+  esac
 done
 alone=(tests/redteam tests/sandbox/test_steady.py tests/sandbox/test_yardstick.py)
 logs="$(mktemp -d)"
@@ -29,7 +32,7 @@ printf '== second share; the first, with the learner, runs beside it\n'
 "$PYTHON" -m pytest "${beside[@]/#/--ignore=}" "${alone[@]/#/--ignore=}" 2>&1 | tee "$logs/second" || status=1
 wait "$first" || status=1
 first=""
-printf '== first share: the learner, end to end but for several processes, draining and installing\n'
+printf '== first share: the learner, and end to end what trains in one process\n'
 cat "$logs/first"
 printf '== alone: the red team, and what keeps a clock calm\n'
 "$PYTHON" -m pytest "${alone[@]}" 2>&1 | tee "$logs/alone" || status=1
