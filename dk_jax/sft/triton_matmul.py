@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 from dk_jax.sft.triton_maps import flat
 from dk_jax.sft.triton_ops import Code, Module, Place, load
 from dk_jax.sft.triton_plan import Segment
+from dk_jax.sft.triton_recipes import NORMS
 from dk_jax.sft.triton_schedules import Schedule, launch, schedule
 from dk_jax.tasks.ops import number
-from dk_jax.tasks.spec import Linear, Matmul, OpSpec, RowNorm, Scalar
+from dk_jax.tasks.spec import Linear, Matmul, OpSpec, RowNorm, Scalar, Stage
 
 
 def tiled(
@@ -156,6 +158,21 @@ def attention(
     )
 
 
+def rows_normalised(
+    module: Module, segment: Segment, norm: RowNorm, rest: Sequence[Stage], *, bm: int = 64, warps: int = 4, precision: str = "tf32x3"
+) -> None:
+    """Tiles as wide as the result, whose rows are normalised before they are stored: `segment`, then `norm`, then elementwise `rest`."""
+    recipe, place = NORMS[norm.fn], Place(flat="i", column="n", column_mask="n < N", spread="[None, :]")
+    code = Code().add("m = tl.program_id(0) * BM + tl.arange(0, BM)", "n = tl.arange(0, BN)")
+    _product(code, segment, "0", "K", precision)
+    code.add("i = m[:, None] * N + n[None, :]", "mask = (m[:, None] < M) & (n[None, :] < N)", "v = acc").maps(segment.after, place)
+    code.add(f"v = tl.where(mask, v, {recipe.neutral})")
+    code.add(*(line.format(n="N", axis="axis=1, keep_dims=True") for line in recipe.whole))
+    code.maps(rest, place).add("tl.store(out_ptr + i, v, mask=mask)")
+    whole = dataclasses.replace(segment, after=(*segment.after, *rest), target="out")
+    _launch(module, whole, code, [f"triton.cdiv(M, {bm})"], warps, BM=bm, BN="triton.next_power_of_2(N)", BK=32)
+
+
 def _is_transposed(segment: Segment) -> bool:
     return isinstance(segment.core, Linear) or segment.core.transposed
 
@@ -192,7 +209,7 @@ def _launch(
     warps: int,
     how: str = "torch.empty",
     apart: bool = False,
-    **constants: int,
+    **constants: int | str,
 ) -> None:
     """Add and launch a kernel; `apart` leaves the stages after the product to a kernel of their own."""
     before = [stage.name for stage in segment.before if hasattr(stage, "name")]
