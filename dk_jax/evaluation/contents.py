@@ -159,15 +159,28 @@ def _growth(library: SkillLibrary) -> list[tuple[int, dict[str, int]]]:
 
 
 def _tasks(config: dict[str, Any] | None) -> dict[str, Task]:
-    """Tasks of the config by name; empty without a config, or where a KernelBench directory has gone."""
+    """Tasks of the config by name; empty without a config, or where the files that they are read from have gone or
+    are no tasks any more."""
     options = (config or {}).get("tasks", {})
-    if options.get("source") == "builtin":
+    source = options.get("source")
+    if source == "builtin":
         from dk_jax.tasks.builtin import builtin_suite
 
         return {task.name: task for task in builtin_suite(options["size"])}
-    if options.get("source") == "kernelbench" and Path(options["directory"]).is_dir():
-        from dk_jax.tasks.kernelbench import load_kernelbench
+    if source == "learnable":
+        from dk_jax.tasks.learnable import learnable_tasks
 
-        tasks = load_kernelbench(Path(options["directory"]), tuple(options["levels"]))
-        return {task.name: task for task in tasks}
+        return {task.name: task for task in learnable_tasks(options["size"])}
+    if source and Path(options["directory"]).exists():
+        from dk_jax.tasks.kernelbench import TaskFileError
+        from dk_jax.tasks.records import Fields
+        from dk_jax.tasks.sources import load_source
+
+        named = {name: tuple(paths) for name, paths in options.get("fields", {}).items() if paths}
+        levels, rows = tuple(options["levels"]), options.get("rows", 0)
+        try:
+            found = load_source(source, options["directory"], levels=levels, size=options["size"], fields=Fields(**named), rows=rows)
+        except TaskFileError:
+            return {}  # they were there when the run read them; its results are whole without
+        return {task.name: task for task in found.tasks}
     return {}

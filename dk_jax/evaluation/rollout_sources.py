@@ -107,9 +107,10 @@ def source_of_evaluation(e: Evaluated, tasks: Mapping[str, Task], *, name: str =
 def known_tasks(settings: Mapping[str, Any], others: Sequence[Task] = ()) -> dict[str, Task]:
     """Those of an evaluation's tasks whose text is known: built-in ones and `others` of just the content that was evaluated."""
     from dk_jax.tasks.builtin import builtin_suite
+    from dk_jax.tasks.learnable import learnable_tasks
 
     wanted, found = settings["tasks"], {}
-    for task in (*others, *builtin_suite("cpu"), *builtin_suite("gpu")):
+    for task in (*others, *builtin_suite("cpu"), *builtin_suite("gpu"), *learnable_tasks("gpu"), *learnable_tasks("small")):
         if wanted.get(task.name) == _digest(task.name, task.dtype, task.reference):
             found.setdefault(task.name, task)
     return found

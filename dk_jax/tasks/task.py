@@ -22,7 +22,7 @@ class Task:
       name: unique in its suite.
       level: 1 a single operator, 2 a fused chain, 3 a small block or model.
       family: tasks of one family differ in sizes, constants or activation only.
-      split: `train`, or `held_out` for evaluation; a family is never in both.
+      split: `train`, or `held_out` for evaluation; a family is never in both, but for the learnable tasks' (dk_jax.tasks.learnable).
       reference: KernelBench source.
       dtype: element type of the inputs.
       size: what the sizes are meant for: "small" to be checked in an interpreter, "light" to be checked on a CPU (numbers like those

@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from configs.demo import get_config as demo
+from dk_jax.evaluation import contents as contents_module
 from dk_jax.evaluation.contents import load
 from dk_jax.evaluation.examples import pick_examples
 from dk_jax.evaluation.report import ReportError, write_report
 from dk_jax.rollout.trajectory import Trajectory, save_trajectories
+from dk_jax.tasks.builtin import builtin_suite
 from tests.dk_jax.report_material import (
     NASTY,
     Page,
@@ -209,3 +212,18 @@ def test_a_long_run_gives_a_small_page(tmp_path):
     make_config(tmp_path)
     make_metrics(tmp_path, sft=3000, rl=2000)
     assert write_report(tmp_path).stat().st_size < 600_000
+
+
+def test_tasks_are_known_whatever_they_are_read_from(tmp_path):
+    reference = "import torch\nclass Model(torch.nn.Module):\n    def forward(self, x):\n        return x + 1\n\n"
+    reference += "def get_inputs():\n    return [torch.randn(2)]\n\ndef get_init_inputs():\n    return []\n"
+    (tmp_path / "files" / "rows").mkdir(parents=True)
+    (tmp_path / "files" / "rows" / "add.py").write_text(reference)
+    options = demo().tasks.to_dict() | {"directory": str(tmp_path / "files"), "levels": (), "size": "gpu"}
+    assert {task.family for task in contents_module._tasks({"tasks": options | {"source": "learnable"}}).values()} >= {"online_long_rows"}
+    assert contents_module._tasks({"tasks": options}).keys() == {task.name for task in builtin_suite("gpu")}
+    [task] = contents_module._tasks({"tasks": options | {"source": "modules"}}).values()
+    assert task.reference.strip() == reference.strip()
+    for gone in ({"source": "kernelbench"}, {"source": "records"}, {"source": "modules", "directory": str(tmp_path / "rows")}):
+        assert contents_module._tasks({"tasks": options | gone}) == {}
+    assert contents_module._tasks(None) == {}
