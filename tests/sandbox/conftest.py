@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -52,6 +53,14 @@ def zygote(tmp_path_factory):
     zygote = Zygote(modules=[], threads=1, directory=tmp_path_factory.mktemp("zygote"))
     yield zygote
     zygote.close()
+
+
+@pytest.fixture(scope="session")
+def built_headers(tmp_path_factory):
+    """The store of all tests that build extensions: its precompiled headers take a minute and half a gigabyte."""
+    root = tmp_path_factory.mktemp("headers")
+    yield ArtifactStore(root / "cache")
+    shutil.rmtree(root)
 
 
 @pytest.fixture(scope="module")

@@ -1,11 +1,9 @@
 """Candidates that build an extension, judged: builds are reused, failures and deadlines are the candidate's, and named."""
 
-import shutil
 import time
 
 import pytest
 
-from sandbox.build.artifacts import ArtifactStore
 from sandbox.oracle.draft import Job
 from sandbox.oracle.evaluate import Judge
 from sandbox.protocol import Candidate, Options, TaskSpec
@@ -41,9 +39,8 @@ class ModelNew(torch.nn.Module):
 
 
 @pytest.fixture(scope="module")
-def judge(tmp_path_factory):
-    root = tmp_path_factory.mktemp("store")
-    judge = Judge(scratch=tmp_path_factory.mktemp("judge"), store=ArtifactStore(root / "cache"), threads=1)
+def judge(tmp_path_factory, built_headers):
+    judge = Judge(scratch=tmp_path_factory.mktemp("judge"), store=built_headers, threads=1)
     judge.start()
 
     def evaluate(source, **options):
@@ -57,7 +54,6 @@ def judge(tmp_path_factory):
 
     yield evaluate
     judge.close()
-    shutil.rmtree(root)
 
 
 def test_a_candidate_is_judged_and_its_build_reused_whatever_python_surrounds_it(judge):

@@ -27,6 +27,11 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
 """
 
 
+@pytest.fixture(scope="module")
+def store(built_headers):
+    return built_headers
+
+
 def request(cpp_sources, **changes):
     return parse_request({"name": "x", "cpp_sources": cpp_sources, **changes})
 

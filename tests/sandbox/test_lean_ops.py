@@ -59,6 +59,11 @@ torch::Tensor formats(torch::Tensor x, int64_t which) {
 """
 
 
+@pytest.fixture(scope="module")
+def store(built_headers):
+    return built_headers
+
+
 def request(cpp_sources, **changes):
     return parse_request({"name": "x", "cpp_sources": cpp_sources, "functions": ["f"], **changes})
 

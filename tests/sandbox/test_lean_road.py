@@ -64,10 +64,10 @@ def test_what_a_source_expects_of_pytorch_alone_is_found(lines, source, missing)
 
 
 @needs_extensions
-def test_a_name_that_pytorch_has_nowhere_ends_the_build_and_one_that_it_has_goes_on(tmp_path):
+def test_a_name_that_pytorch_has_nowhere_ends_the_build_and_one_that_it_has_goes_on(built_headers, tmp_path):
     zygote = Zygote(modules=[], threads=1, directory=tmp_path)
     try:
-        builder = ExtensionBuilder(store=ArtifactStore(tmp_path / "store"), zygote=zygote, scratch=tmp_path)
+        builder = ExtensionBuilder(store=built_headers, zygote=zygote, scratch=tmp_path)
         tried = []
         way = builder._way
         builder._way = lambda road, light, *rest: tried.append((road, light)) or way(road, light, *rest)
@@ -260,7 +260,7 @@ torch::Tensor f(torch::Tensor x, int64_t k, double y) {
 
 
 @needs_extensions
-def test_messages_read_alike_in_either_form(tmp_path):
+def test_messages_read_alike_in_either_form(built_headers, tmp_path):
     """Also what PyTorch's own header makes of them."""
     zygote = Zygote(modules=[], threads=1, directory=tmp_path)
     try:
@@ -270,7 +270,7 @@ def test_messages_read_alike_in_either_form(tmp_path):
             ("whole", MESSAGES + "std::string unused();", ROADS),
             ("pytorch", MESSAGES, ("fast", "plain")),
         ):
-            builder = ExtensionBuilder(store=ArtifactStore(tmp_path / form), zygote=zygote, scratch=tmp_path, roads=roads)
+            builder = ExtensionBuilder(store=built_headers, zygote=zygote, scratch=tmp_path, roads=roads)
             built = builder.build(request(source), 300.0)
             assert built.road == roads[0] and (form == "whole") is not is_light(request(source))
             loader = importlib.machinery.ExtensionFileLoader(built.module, str(built.path))
@@ -291,10 +291,10 @@ def test_messages_read_alike_in_either_form(tmp_path):
 
 
 @needs_extensions
-def test_the_compiler_takes_the_precompiled_header_and_the_linker_reads_none_of_pytorchs_libraries(tmp_path):
+def test_the_compiler_takes_the_precompiled_header_and_the_linker_reads_none_of_pytorchs_libraries(built_headers, tmp_path):
     zygote = Zygote(modules=[], threads=1, directory=tmp_path)
     try:
-        builder = ExtensionBuilder(store=ArtifactStore(tmp_path / "store"), zygote=zygote, scratch=tmp_path)
+        builder = ExtensionBuilder(store=built_headers, zygote=zygote, scratch=tmp_path)
         built = builder.build(request("torch::Tensor f(torch::Tensor x) { return x + 1; }", extra_cflags=["-O3"]), 300.0)
         lean = builder._lean_road.prepare(None, zygote)
     finally:

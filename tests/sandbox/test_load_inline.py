@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.build.artifacts import ArtifactStore
 from sandbox.build.extension import parse_request
 from sandbox.build.roads import BuildFailed, ExtensionBuilder
 from sandbox.jail.faults import JailReply, JailTimeout
@@ -27,11 +26,8 @@ FLAGS = ["-O2"]
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory):
-    """Goes with the module: a precompiled header takes half a gigabyte."""
-    root = tmp_path_factory.mktemp("store")
-    yield ArtifactStore(root / "cache")
-    shutil.rmtree(root)
+def store(built_headers):
+    return built_headers
 
 
 @pytest.fixture(scope="module")
