@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from sandbox.client import SandboxClient
 from sandbox.protocol import Candidate, EvaluationResult, Options, Outcome, TaskSpec
@@ -116,14 +116,24 @@ class RedTeam:
         return candidate.model_copy(update={"source": source})
 
     def attack(self, case: Case) -> Report:
-        """Judges a case; where it seems to gain, again, because noise gains once and an attack always."""
+        """Judges a case; where it seems to gain, again, and its honest twin beside it: noise gains once, a machine that has become
+        another one since the twins were judged gives to both, and an attack always gains."""
         twin = self.twin_speedup(case)
         for _ in range(case.tries):
             result = self.judge(case.candidate, case.task, case.options)
             report = Report(result=result, twin=twin, left=case.leaves(), noise=case.noise)
+            if report.gained:
+                report = replace(report, twin=max(twin, self._honest_speedup(case)))
             if not report.gained:
                 break
         return report
+
+    def _honest_speedup(self, case: Case) -> float:
+        """What the honest twin's speed counts for now."""
+        twin = twin_of(case.task, case.candidate)
+        result = self.judge(twin.candidate, twin.task, TIMED)
+        assert result.timing is not None, f"the honest twin is not timed: {text_of(result)}"
+        return result.timing.credited
 
     def twin_speedup(self, case: Case) -> float | None:
         """What the honest twin's speed counts for, the best of a few; None where `ok` is not among the outcomes."""
@@ -132,10 +142,7 @@ class RedTeam:
             return None
         key = (case.task.name, case.candidate.form)
         if key not in self._twins:
-            results = [self.judge(twin.candidate, twin.task, TIMED) for _ in range(TRIES)]
-            for result in results:
-                assert result.timing is not None, f"the honest twin is not timed: {text_of(result)}"
-            self._twins[key] = max(result.timing.credited for result in results)
+            self._twins[key] = max(self._honest_speedup(case) for _ in range(TRIES))
         return self._twins[key]
 
     def canary(self) -> EvaluationResult:
