@@ -167,7 +167,7 @@ def test_the_candidates_time_stands_beside_the_card_it_ran_on(monkeypatch):
     assert nearness(None, timing(), Bandwidth(read=4e12, write=8e12), "cuda:0", "float32") is None
 
 
-def test_a_runner_counts_the_work_of_its_reference():
+def test_a_runner_counts_the_work_of_its_reference(tmp_path, monkeypatch):
     source = """
 import torch
 class Model(torch.nn.Module):
@@ -181,6 +181,7 @@ def get_inputs():
 def get_init_inputs():
     return [8]
 """
+    monkeypatch.chdir(tmp_path)  # a runner writes what it executes into its own directory
     runner = Runner()
     runner.do_load_reference(Message({"source": source, "entry_point": "Model", "dtype": "float32", "device": "cpu", "seed": 1}, []))
     runner.do_inputs(Message({"seed": 1, "slot": 3}, []))
