@@ -18,9 +18,10 @@ from typing import Literal
 
 from dk_jax.agents import policy, selection, summary
 from dk_jax.agents.text import TaskView
-from dk_jax.rollout.judge import Judge, Request
+from dk_jax.rollout.judge import Judge
 from dk_jax.rollout.speaker import Speaker
-from dk_jax.rollout.trajectory import Trajectory, Verdict, derive_seed
+from dk_jax.rollout.trajectory import Trajectory, derive_seed
+from dk_jax.rollout.turns import judge_last_turns
 from dk_jax.rollout.verify import Call, Proposal, Verifier
 from dk_jax.skills.record import Skill
 from dk_jax.skills.retrieval import SkillIndex
@@ -117,35 +118,16 @@ def policy_turns(
             fresh=fresh,
         )
         alive = [i for i, fits in zip(alive, room, strict=True) if fits]
-        asked = []
-        for i in alive:
-            last = trajectories[i].turns[-1]
-            previous = trajectories[i].turns[-2].source if turn > 0 else None
-            parsed = policy.parse(last.text, style=config.style, previous=previous)
-            if last.stop != "eos":
-                last.error = last.error or f"the message was cut at {config.max_policy_tokens} tokens"
-            elif parsed.source is None:
-                last.error = parsed.error
-            else:
-                last.source = parsed.source
-            if last.source is None:
-                last.verdict = Verdict.without_kernel(last.error, penalty=-config.failure_reward)
-                if progress is not None:
-                    progress(1)
-            else:
-                asked.append(i)
-        verdicts = judge.evaluate(
-            [Request(task=tasks[i], source=trajectories[i].turns[-1].source) for i in asked],
+        judge_last_turns(
+            judge,
+            [trajectories[i] for i in alive],
+            [tasks[i] for i in alive],
+            [trajectories[i].turns[-2].source if turn > 0 else None for i in alive],
+            config=config,
             phase=f"{phase}/turn{turn}",
-            progress=progress,
             timed=timed,
+            progress=progress,
         )
-        for i, verdict in zip(asked, verdicts, strict=True):
-            trajectories[i].turns[-1].verdict = verdict
-        for i in alive:
-            last = trajectories[i].turns[-1]
-            last.reward = last.verdict.reward
-            trajectories[i].rewards.append(last.reward)
 
 
 def _retold(speaker: Speaker, trajectory: Trajectory, view: TaskView, skills: Sequence[Skill], *, config: RolloutConfig) -> str:

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from dk_jax.agents import policy
 from dk_jax.agents.text import Style, is_compact
 from dk_jax.rollout.episode import RolloutConfig
-from dk_jax.rollout.judge import Judge, Request
+from dk_jax.rollout.judge import Judge
 from dk_jax.rollout.speaker import Speaker
-from dk_jax.rollout.trajectory import Trajectory, Verdict
+from dk_jax.rollout.trajectory import Trajectory
+from dk_jax.rollout.turns import judge_last_turns
 from dk_jax.tasks.task import Task
 
 
@@ -48,27 +48,8 @@ def fresh_turn(
         [trajectories[i] for i in rows], [prompts[i] for i in rows], [seeds[i] for i in rows], max_new=config.max_policy_tokens, fresh=True
     )
     rows = [i for i, spoke in zip(rows, answered, strict=True) if spoke]
-    asked = []
-    for i in rows:
-        last = trajectories[i].turns[-1]
-        parsed = policy.parse(last.text, style=config.style, previous=previous[i])
-        if last.stop != "eos":
-            last.error = last.error or f"the message was cut at {config.max_policy_tokens} tokens"
-        elif parsed.source is None:
-            last.error = parsed.error
-        else:
-            last.source = parsed.source
-            asked.append(i)
-            continue
-        last.verdict = Verdict.without_kernel(last.error, penalty=-config.failure_reward)
-        if progress is not None:
-            progress(1)
-    requests = [Request(task=tasks[i], source=trajectories[i].turns[-1].source) for i in asked]
-    verdicts = judge.evaluate(requests, phase=phase, progress=progress, timed=timed)
-    for i, verdict in zip(asked, verdicts, strict=True):
-        trajectories[i].turns[-1].verdict = verdict
-    for i in rows:
-        last = trajectories[i].turns[-1]
-        last.reward = last.verdict.reward
-        trajectories[i].rewards.append(last.reward)
+    judge_last_turns(
+        judge, [trajectories[i] for i in rows], [tasks[i] for i in rows], [previous[i] for i in rows], config=config, phase=phase, timed=timed,
+        progress=progress,
+    )  # fmt: skip
     return [i in rows for i in range(len(trajectories))]

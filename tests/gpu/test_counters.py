@@ -84,8 +84,7 @@ def test_a_correct_kernel_is_told_how_near_it_comes_to_the_card(judge):
 
 def test_a_product_is_told_its_operations(judge):
     result = judge("task_matmul", "matmul_triton")
-    if result.outcome != "ok":
-        pytest.skip(f"the kernel was judged {result.outcome}: {result.feedback[:200]}")
+    assert result.outcome == "ok", result.feedback
     assert result.roofline.flops > 0 and result.roofline.bound in ("compute", "unknown")
 
 
