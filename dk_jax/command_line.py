@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import re
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from absl import flags
+from absl import app, flags
 from ml_collections import ConfigDict
 
 
@@ -38,6 +39,42 @@ def interrupt_on_signals() -> None:
 
 def _interrupt(signum, frame):
     raise KeyboardInterrupt
+
+
+def carried_out(work: Callable[[], int], *more: type[BaseException]) -> int:
+    """Does the work of a command, which may be interrupted; its exit status.
+
+    What a user can do something about, `more` among it, is told in a line, with status 1; an interrupt gives status 130.
+    """
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", force=True)
+    interrupt_on_signals()
+    try:
+        return work()
+    except KeyboardInterrupt:
+        print("\ninterrupted; the same command goes on where it stopped", file=sys.stderr, flush=True)
+        return 130
+    except (*_expected_errors(), *more) as error:
+        print(f"\nerror: {error}", file=sys.stderr, flush=True)
+        return 1
+
+
+def _expected_errors() -> tuple[type[BaseException], ...]:
+    from dk_jax.interop.endpoint import EndpointError
+    from dk_jax.rollout.supervise import SandboxStartError
+    from dk_jax.skills.library import LibraryError
+    from sandbox.client import SandboxBusy, SandboxRejected, SandboxUnavailable
+
+    return (EndpointError, LibraryError, SandboxStartError, SandboxBusy, SandboxRejected, SandboxUnavailable, OSError, ValueError)
+
+
+def loaded_recipe(flag: flags.FlagHolder[ConfigDict]) -> ConfigDict:
+    """The recipe of a --config flag. Raises UsageError for one that could not be loaded, which says so at its first use."""
+    recipe = flag.value
+    try:
+        recipe.seed  # noqa: B018
+    except OSError as error:
+        raise app.UsageError(str(error).replace("\n", " ")) from None
+    return recipe
 
 
 def take_folder(workdir: Path, stack: contextlib.ExitStack) -> None:

@@ -13,7 +13,6 @@ command goes on. A run with this workdir takes what is found here; what is refus
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import sys
 from pathlib import Path
@@ -23,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from absl import app, flags  # noqa: E402
 from ml_collections import ConfigDict, config_flags  # noqa: E402
 
-from dk_jax.command_line import interrupt_on_signals, parse_flags, sandbox_socket, take_folder  # noqa: E402
+from dk_jax.command_line import carried_out, loaded_recipe, parse_flags, sandbox_socket, take_folder  # noqa: E402
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "Recipe: a file with get_config().", lock_config=True)
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the report; made if absent, gone on with if not.")
@@ -38,25 +37,9 @@ def main(argv) -> int:
     for flag in (_CONFIG, _WORKDIR):
         if flag.value is None:
             raise app.UsageError(f"--{flag.name} is missing; see --help for an example")
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", force=True)
-    interrupt_on_signals()
     os.environ["JAX_PLATFORMS"] = "cpu"  # nothing is computed here, and the sandbox has the card
-    from dk_jax.rollout.supervise import SandboxStartError
-    from sandbox.client import SandboxBusy, SandboxRejected, SandboxUnavailable
-
-    cfg = _CONFIG.value
-    try:
-        cfg.seed  # noqa: B018  a recipe that could not be loaded says so at its first use
-    except OSError as error:
-        raise app.UsageError(str(error).replace("\n", " ")) from None
-    try:
-        return _run(cfg, Path(_WORKDIR.value))
-    except KeyboardInterrupt:
-        print("\ninterrupted; the same command goes on where it stopped", file=sys.stderr, flush=True)
-        return 130
-    except (SandboxStartError, SandboxBusy, SandboxRejected, SandboxUnavailable, OSError, ValueError) as error:
-        print(f"\nerror: {error}", file=sys.stderr, flush=True)
-        return 1
+    cfg = loaded_recipe(_CONFIG)
+    return carried_out(lambda: _run(cfg, Path(_WORKDIR.value)))
 
 
 def _run(cfg, workdir: Path) -> int:

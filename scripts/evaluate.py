@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import logging
 import os
 import sys
 import time
@@ -32,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from absl import app, flags  # noqa: E402
 from ml_collections import ConfigDict, config_flags  # noqa: E402
 
-from dk_jax.command_line import interrupt_on_signals, parse_flags, sandbox_socket, take_folder  # noqa: E402
+from dk_jax.command_line import carried_out, loaded_recipe, parse_flags, sandbox_socket, take_folder  # noqa: E402
 from dk_jax.interop.endpoint_flags import BASE_URL, MODEL, PARALLEL, endpoint_config  # noqa: E402
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "Recipe: a file with get_config().", lock_config=True)
@@ -56,24 +55,15 @@ def main(argv):
     for flag in (_WORKDIR,) if _SUMMARY_ONLY.value else (_CONFIG, _WORKDIR, _POLICY):
         if flag.value is None:
             raise app.UsageError(f"--{flag.name} is missing; see --help for an example")
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", force=True)
-    interrupt_on_signals()
-    try:
+
+    def work() -> int:
         if _SUMMARY_ONLY.value:
             return _summarise(Path(_WORKDIR.value))
-        cfg = _CONFIG.value
-        try:
-            cfg.seed  # noqa: B018  a recipe that could not be loaded says so at its first use
-        except OSError as error:
-            raise app.UsageError(str(error).replace("\n", " ")) from None
+        cfg = loaded_recipe(_CONFIG)
         _prepare_jax(cfg)
         return _run(cfg, Path(_WORKDIR.value))
-    except KeyboardInterrupt:
-        print("\ninterrupted; the same command goes on where it stopped", file=sys.stderr, flush=True)
-        return 130
-    except _expected_errors() as error:
-        print(f"\nerror: {error}", file=sys.stderr, flush=True)
-        return 1
+
+    return carried_out(work)
 
 
 def _prepare_jax(cfg) -> None:
@@ -85,15 +75,6 @@ def _prepare_jax(cfg) -> None:
     elif cfg.learner.memory_fraction > 0:
         os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", str(cfg.learner.memory_fraction))
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str((Path(_WORKDIR.value) / "xla_cache").absolute()))
-
-
-def _expected_errors() -> tuple[type[BaseException], ...]:
-    from dk_jax.interop.endpoint import EndpointError
-    from dk_jax.rollout.supervise import SandboxStartError
-    from dk_jax.skills.library import LibraryError
-    from sandbox.client import SandboxBusy, SandboxRejected, SandboxUnavailable
-
-    return (EndpointError, LibraryError, SandboxStartError, SandboxBusy, SandboxRejected, SandboxUnavailable, OSError, ValueError)
 
 
 # --- evaluating -----------------------------------------------------------------------------------------------------------------------

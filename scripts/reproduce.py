@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from absl import app, flags  # noqa: E402
 
-from dk_jax.command_line import interrupt_on_signals, parse_flags, sandbox_socket, take_folder  # noqa: E402
+from dk_jax.command_line import carried_out, parse_flags, sandbox_socket, take_folder  # noqa: E402
 
 _BEGAN = time.monotonic()
 _PRESET = flags.DEFINE_string("preset", "ablation", "What is compared: a file of configs/ with get_preset(scale).")
@@ -51,25 +51,8 @@ def main(argv):
         raise app.UsageError(f"unexpected argument {argv[1]!r}: flags look like --workdir=DIR or --arms=full,no_skills")
     if _WORKDIR.value is None:
         raise app.UsageError("--workdir is missing, e.g. --workdir=runs/ablation")
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", force=True)
-    interrupt_on_signals()
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str((Path(_WORKDIR.value) / "xla_cache").absolute()))
-    try:
-        return _run(Path(_WORKDIR.value))
-    except KeyboardInterrupt:
-        print("\ninterrupted; the same command goes on where it stopped", file=sys.stderr, flush=True)
-        return 130
-    except _expected_errors() as error:
-        print(f"\nerror: {error}", file=sys.stderr, flush=True)
-        return 1
-
-
-def _expected_errors() -> tuple[type[BaseException], ...]:
-    from dk_jax.rollout.supervise import SandboxStartError
-    from dk_jax.skills.library import LibraryError
-    from sandbox.client import SandboxBusy, SandboxRejected, SandboxUnavailable
-
-    return (LibraryError, SandboxStartError, SandboxBusy, SandboxRejected, SandboxUnavailable, FloatingPointError, OSError, ValueError)
+    return carried_out(lambda: _run(Path(_WORKDIR.value)), FloatingPointError)
 
 
 def _preset():

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import logging
 import os
 import sys
 import time
@@ -26,7 +25,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")  # nothing is computed with it her
 from absl import app, flags  # noqa: E402
 from ml_collections import config_flags  # noqa: E402
 
-from dk_jax.command_line import interrupt_on_signals, parse_flags, sandbox_socket, take_folder  # noqa: E402
+from dk_jax.command_line import carried_out, loaded_recipe, parse_flags, sandbox_socket, take_folder  # noqa: E402
 from dk_jax.interop.endpoint_flags import BASE_URL, MODEL, PARALLEL, endpoint_config  # noqa: E402
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "Recipe: a file with get_config().", lock_config=True)
@@ -56,30 +55,8 @@ def main(argv):
     for flag in (_CONFIG, _WORKDIR, BASE_URL, MODEL):
         if flag.value is None:
             raise app.UsageError(f"--{flag.name} is missing; see --help for an example")
-    cfg = _CONFIG.value
-    try:
-        cfg.seed  # noqa: B018  a recipe that could not be loaded says so at its first use
-    except OSError as error:
-        raise app.UsageError(str(error).replace("\n", " ")) from None
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", force=True)
-    interrupt_on_signals()
-    try:
-        return _run(cfg, Path(_WORKDIR.value))
-    except KeyboardInterrupt:
-        print("\ninterrupted; the same command goes on where it stopped", file=sys.stderr, flush=True)
-        return 130
-    except _expected_errors() as error:
-        print(f"\nerror: {error}", file=sys.stderr, flush=True)
-        return 1
-
-
-def _expected_errors() -> tuple[type[BaseException], ...]:
-    from dk_jax.interop.endpoint import EndpointError
-    from dk_jax.rollout.supervise import SandboxStartError
-    from dk_jax.skills.library import LibraryError
-    from sandbox.client import SandboxBusy, SandboxRejected, SandboxUnavailable
-
-    return (EndpointError, LibraryError, SandboxStartError, SandboxBusy, SandboxRejected, SandboxUnavailable, OSError, ValueError)
+    cfg = loaded_recipe(_CONFIG)
+    return carried_out(lambda: _run(cfg, Path(_WORKDIR.value)))
 
 
 def _run(cfg, workdir: Path) -> int:
