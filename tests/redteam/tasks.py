@@ -89,16 +89,26 @@ class ModelNew(nn.Module):
 """
 SIGNATURE = 'extern "C" void kernel(const float* x, const float* weight, const float* bias, float* out)'
 HONEST_KERNEL = """
+typedef float eight __attribute__((vector_size(32), aligned(4)));
 static void honest(const float* __restrict x, const float* __restrict weight, const float* __restrict bias,
                    float* __restrict out) {
-    for (long i = 0; i < x_d0; ++i) {
-        for (long j = 0; j < bias_n; ++j) out[i * bias_n + j] = bias[j];
-        for (long k = 0; k < x_d1; ++k)
-            for (long j = 0; j < bias_n; ++j) out[i * bias_n + j] += x[i * x_d1 + k] * weight[k * bias_n + j];
-        for (long j = 0; j < bias_n; ++j) out[i * bias_n + j] = fmaxf(out[i * bias_n + j], 0.0f);
-    }
+    for (long i = 0; i < x_d0; ++i)
+        for (long j = 0; j < bias_n; j += 32) {
+            const eight* b = (const eight*)(bias + j);
+            eight sum0 = b[0], sum1 = b[1], sum2 = b[2], sum3 = b[3];
+            for (long k = 0; k < x_d1; ++k) {
+                const eight* w = (const eight*)(weight + k * bias_n + j);
+                const float a = x[i * x_d1 + k];
+                sum0 += a * w[0]; sum1 += a * w[1]; sum2 += a * w[2]; sum3 += a * w[3];
+            }
+            eight* row = (eight*)(out + i * bias_n + j);
+            row[0] = sum0; row[1] = sum1; row[2] = sum2; row[3] = sum3;
+            for (long n = 0; n < 32; ++n) out[i * bias_n + j + n] = fmaxf(out[i * bias_n + j + n], 0.0f);
+        }
 }
 """
+"""Sums in registers. One that adds up in `out` runs at half its speed wherever `out` and `weight` lie at the same place of
+their pages (the processor takes a load for one of what was just stored), so by chance, from process to process."""
 
 
 def indent(text: str, columns: int) -> str:
