@@ -129,6 +129,30 @@ class Runner(Process):
             self._channel.send(order, buffers, fds)
             if meanwhile is not None:
                 meanwhile(self._channel)
+        except (ChannelClosed, FrameError) as error:
+            raise self._post_mortem(error) from error
+        return self._reply(reply_bytes)
+
+    def begin(self, command: str, timeout_s: float, **order) -> None:
+        """Sends an order that takes no turn on the device; `collect` gets the reply, and no other order may come before.
+
+        Raises:
+          As `call`, but for JailReply.
+        """
+        self._deadline = time.monotonic() + timeout_s
+        try:
+            self._channel.send({"command": command, **order})
+        except (ChannelClosed, FrameError) as error:
+            raise self._post_mortem(error) from error
+
+    def collect(self, timeout_s: float) -> Message:
+        """The reply to the order that was begun. Raises as `call`."""
+        self._deadline = time.monotonic() + timeout_s
+        return self._reply(1 << 20)
+
+    def _reply(self, reply_bytes: int) -> Message:
+        """What comes back, once all that is asked for meanwhile has been answered."""
+        try:
             message = self._channel.receive(reply_bytes)
             requests = 0
             while "request" in message.header:

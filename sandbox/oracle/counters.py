@@ -145,7 +145,7 @@ class Counters:
         try:
             inputs = reference.inputs(secrets.randbits(40), COUNT_SLOT)
             builds = Builds(options.build_s)
-            with self._loader.load(patient, reference, Draft(job), builds, lambda: None, make) as loaded:
+            with self._loader.load(patient, reference, Draft(job), builds, lambda: None, lambda: None, make) as loaded:
                 fields, buffers = loaded.carrier.give(inputs.tensors)
                 loaded.call("set_inputs", left(), buffers, slot=0, args=inputs.args, **fields)
                 with self._alone(job.task.device):

@@ -120,13 +120,21 @@ class Judge:
         self._loader.start(gpu)
 
     def prepare(self, job: Job) -> None:
-        """To be called when a verdict has been passed on: ends what is left of its evaluation, and on a GPU gets a runner ready for
-        the next one.
+        """To be called when a verdict has been passed on: on a GPU has runners get ready for the next one, and ends what is left of its
+        evaluation.
 
         Raises:
           ZygoteLost: this oracle must be replaced.
         """
+        self._get_ready(job)
         self._tidy()
+
+    def settle(self) -> None:
+        """To be called where nothing waits to be judged: until the next evaluation's runners are ready. Raises ZygoteLost."""
+        self._loader.settle_spares()
+
+    def _get_ready(self, job: Job) -> None:
+        """What comes next is likely to be of this kind. Nobody waits for it here."""
         if job.task.device != "cpu":
             self._loader.make_spare(job, reference=self._new_task)
 
@@ -204,8 +212,8 @@ class Judge:
                 self._loader.compile_ahead(job, reference, verdict)
                 builds = Builds(options.build_s)
                 candidate = self._loader.load(
-                    job, reference, verdict, builds, lambda: self._reached(verdict, "built")
-                )
+                    job, reference, verdict, builds, lambda: self._reached(verdict, "built"), lambda: self._get_ready(job)
+                )  # fmt: skip
             except Failure:
                 raise
             except BaseException:

@@ -130,14 +130,18 @@ class Loader:
         )
 
     def make_spare(self, job: Job, *, reference: bool = False) -> None:
-        """Gets a runner ready for a candidate like that of `job`, and for a `reference` like its own.
+        """Has a runner get ready for a candidate like that of `job`, and one for a `reference` like its own.
 
         Raises:
-          ZygoteLost. Cancelled does not happen: no evaluation goes on.
+          ZygoteLost.
         """
         self._spares.prepare(self._wanted(job))
         if reference:
             self._spares.prepare(self._wanted_reference(job))
+
+    def settle_spares(self) -> None:
+        """Waits until the runners that get ready are. Raises ZygoteLost."""
+        self._spares.settle()
 
     def give_up_spare(self) -> bool:
         """Ends a runner that is ready; False if there is none."""
@@ -258,9 +262,11 @@ class Loader:
         verdict: Draft,
         builds: Builds,
         on_built: Callable[[], None],
+        on_runner: Callable[[], None],
         make: Callable[[], Runner] | None = None,
     ) -> Runner:
-        """A runner that has loaded the candidate; `on_built` is called once a bare kernel's library is there.
+        """A runner that has loaded the candidate; `on_built` is called once a bare kernel's library is there, `on_runner` once a module's
+        runner is, before it loads.
 
         Args:
           make: makes the runner of a module; one that is not the usual shares no memory of the device.
@@ -296,6 +302,11 @@ class Loader:
         else:
             with verdict.measured("load"):
                 runner = make() if make else self._runner(self._wanted(job))
+            try:
+                on_runner()
+            except BaseException:
+                runner.close()
+                raise
             launcher = None if job.task.device == "cpu" else self._build_launcher
             runner.serve = builds.served_to(lambda: self._builder(job, runner), launcher)
             entries, buffers = pack(reference.init_tensors)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import select
 import signal
 import socket
 import sys
@@ -63,6 +64,10 @@ class BrokerLink:
             self._buffer += data
         line, self._buffer = self._buffer.split(b"\n", 1)
         return json.loads(line)
+
+    def waiting(self) -> bool:
+        """Whether the broker has said something that was not received yet."""
+        return bool(self._kept) or b"\n" in self._buffer or bool(select.select([self.sock], [], [], 0)[0])
 
     def interrupt(self) -> None:
         """Called when the broker speaks while something is going on. Raises Cancelled if it wants the evaluation to end."""
@@ -172,6 +177,8 @@ def _evaluate(link: BrokerLink, judge: Judge, message: dict[str, Any]) -> None:
         link.current = None
     link.send({"op": "result", "id": job.id, "result": result})
     judge.prepare(job)
+    if not link.waiting():
+        judge.settle()
 
 
 def _send_stage(link: BrokerLink, job_id: str, stage: Stage) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,12 +11,14 @@ import torch
 
 from sandbox.build.artifacts import ArtifactStore
 from sandbox.jail.device import make_device
+from sandbox.jail.faults import JailTimeout
 from sandbox.jail.frames import Message
 from sandbox.jail.jailed import Runner as JailRunner
 from sandbox.jail.processes import members
 from sandbox.jail.runner import Runner
 from sandbox.oracle.draft import Job
 from sandbox.oracle.evaluate import Judge
+from sandbox.oracle.failures import Cancelled
 from sandbox.oracle.spares import CONNECTIONS_VARIABLE, Spares, Wanted, connections
 from sandbox.protocol import Options, TaskSpec
 from sandbox.verdict.rounding import Rounding
@@ -36,7 +39,7 @@ def job(task, **options):
 
 
 def ready_one(judge):
-    return next((runner for _, runner in judge._loader._spares._ready.values()), None)
+    return next((spare.runner for spare in judge._loader._spares._kept.values()), None)
 
 
 def test_the_runner_that_is_ready_is_the_next_candidate_s_and_only_if_it_fits(judge, task, monkeypatch):
@@ -77,6 +80,12 @@ class ReadyRunner:
     def __init__(self, orders):
         self.orders = orders
 
+    def begin(self, command, timeout_s, **order):
+        self.orders.append(f"begin {command}")
+
+    def collect(self, timeout_s):
+        self.orders.append("collect")
+
     def call(self, command, timeout_s, **order):
         self.orders.append(command)
 
@@ -91,13 +100,49 @@ def test_each_evaluation_gets_the_environment_it_needs_and_one_of_another_kind_w
     reference = Wanted("plain", "cuda:0", 1, connections("x + 1"))
     for wanted in (single, several, reference):
         spares.prepare(wanted)
-    assert made == [single, reference] and orders == ["connect", "warm"] * 2
+    assert made == [single, reference] and orders == ["begin connect"] * 2, "nobody waits for them"
     assert spares.take(several) is None
     assert spares.take(single).exit is None and spares.take(single) is None
-    assert spares.take(reference).exit is None
+    assert orders[2:] == ["collect", "warm"], "but who needs one"
+    spares.settle()
+    assert orders[4:] == ["collect", "warm"]
+    spares.settle()
+    assert spares.take(reference).exit is None and orders[6:] == ["memory"], "one that has waited is asked whether it is there"
     spares.prepare(several)
-    _, ready = spares._ready["gpu"]
+    ready = spares._kept["gpu"].runner
     assert spares.take(Wanted("gpu", "cuda:0", 2, {})) is None and ready.exit == 0 and not spares.give_up()
+
+
+@pytest.mark.parametrize("step", ["begin", "collect", "call"])
+@pytest.mark.parametrize(("error", "raised"), [(JailTimeout("too long"), None), (Cancelled(), Cancelled)])
+def test_one_that_does_not_get_ready_is_ended_and_not_taken(step, error, raised):
+    def fail(*_, **__):
+        raise error
+
+    runner = ReadyRunner([])
+    setattr(runner, step, fail)
+    spares, wanted = Spares(lambda wanted: runner), Wanted("gpu", "cuda:0", 1, {})
+    with pytest.raises(raised) if raised else nullcontext():
+        spares.prepare(wanted)
+        assert spares.take(wanted) is None
+    assert runner.exit == 0 and not spares.give_up()
+
+
+def test_the_next_evaluation_s_runners_open_their_device_while_this_one_goes_on(judge, task, monkeypatch):
+    """On a GPU; the CPU stands in for it here."""
+    begun = []
+    monkeypatch.setattr(JailRunner, "begin", lambda self, command, *rest, **order: begun.append(command))
+    monkeypatch.setattr(judge, "_get_ready", lambda job: judge._loader.make_spare(job, reference=True))
+    load = JailRunner.call
+
+    def call(self, command, *rest, **order):
+        if command == "load_module":
+            begun.append(command)
+        return load(self, command, *rest, **order)
+
+    monkeypatch.setattr(JailRunner, "call", call)
+    judge.evaluate(job(task))
+    assert begun[-2:] == ["connect", "load_module"] and begun.count("connect") == 1, "a candidate's and a reference's are one flavour here"
 
 
 @pytest.mark.parametrize(
