@@ -88,6 +88,11 @@ class _Watch(TorchDispatchMode):
     def read_bytes(self) -> int:
         return sum(min(self._sizes[storage], sum(parts.values())) for storage, parts in self._reads.items())
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled in here; PyTorch would import its compiler, which takes seconds, to have it step aside."""
+        return False
+
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
         if _is_view(func):

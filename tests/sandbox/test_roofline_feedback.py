@@ -1,5 +1,7 @@
 """How near a time comes to the card's best: counted on the reference, told to agents in one line, made up nowhere."""
 
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -48,6 +50,22 @@ def test_operations_are_those_that_pytorchs_own_counter_finds(call, args):
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         call(*args)
     assert counted(call, *args)["flops"] == counter.get_total_flops() > 0
+
+
+COUNTS = """
+import sys, torch
+from sandbox.jail.work import count_work
+before = set(sys.modules)
+with torch.no_grad():
+    assert count_work(torch.nn.Linear(8, 8), [torch.randn(4, 8)], [])["flops"] == 512
+print(sorted({name.split(".")[0] for name in set(sys.modules) - before} | {name for name in sys.modules if name == "torch._dynamo"}))
+"""
+
+
+def test_counting_imports_nothing():
+    """It happens in a process of each task, and the compiler that PyTorch asks to step aside for a mode takes seconds to import."""
+    done = subprocess.run([sys.executable, "-c", COUNTS], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.strip() == "[]"
 
 
 def test_attention_counts_both_products_and_vectors_count_too():
