@@ -17,7 +17,7 @@ from pathlib import Path
 
 from sandbox.build import BuildUnavailable
 from sandbox.build.artifacts import read_regular_file
-from sandbox.build.toolchain import Cuda, cuda_links, triton_file
+from sandbox.build.toolchain import Cuda, cuda_links, extension_standard, triton_file
 from sandbox.jail.limits import Limits
 from sandbox.jail.spawn import Zygote
 from sandbox.verdict.coverage import OwnKernel
@@ -70,7 +70,7 @@ def compile_command(cuda: Cuda, arch: str, host_compiler: str, flags: Sequence[s
         command.append(f"-gencode=arch=compute_{arch.removeprefix('sm_')},code={arch}")
     command += ["-Xcompiler", "-fPIC", *flags]
     if not any(flag.lstrip("-").startswith("std=") for flag in flags):
-        command.append("-std=c++20")
+        command.append(f"-std={extension_standard()}")
     return command
 
 

@@ -27,7 +27,7 @@ from sandbox.build.artifacts import ArtifactStore, published_whole
 from sandbox.build.flags import header_flags
 from sandbox.build.locks import build_lock
 from sandbox.build.logs import first_errors
-from sandbox.build.toolchain import Toolchain
+from sandbox.build.toolchain import Toolchain, extension_standard
 from sandbox.jail.faults import JailMemory, JailTimeout
 from sandbox.jail.limits import Limits
 from sandbox.jail.spawn import Zygote
@@ -58,7 +58,7 @@ LEAN_HEADER = """#pragma once
 #include <unordered_set>
 #include <torch/sandbox_binding.h>
 """
-BASE_FLAGS = ("-fPIC", "-std=c++20", "-DTORCH_API_INCLUDE_EXTENSION_H")
+BASE_FLAGS = ("-fPIC", f"-std={extension_standard()}", "-DTORCH_API_INCLUDE_EXTENSION_H")
 PREPARE_S = 300.0
 """For the one-time steps, which are nobody's build."""
 MEMORY_BYTES = 6 << 30

@@ -67,7 +67,14 @@ _LIGHT = frozenset(
 )
 """Names of the standard library that the light form of the header brings along."""
 _STANDARD = re.compile(r"\bstd\s*::\s*(\w+)")
-_HEAVY = re.compile(r"using\s+namespace\s+std\b|\bc?str\s*\(|(?<!\bk)(Half|BFloat16)\b|_HALF\b|_REDUCED_|__half|\bhalf2?\b|bfloat16")
+_HEAVY = re.compile(r"using\s+namespace\s+std\b|\bc?str\s*\(|(?<!\bk)(Half|BFloat16)\b|_HALF\b|_REDUCED_")
+_CUDAS_SHORT_FLOATS = {
+    re.compile(r"__half|\bhalf2?\b"): re.compile(r"#\s*include\s*[<\"](?:cuda_fp16|cuda_bf16|mma)\."),
+    re.compile(r"bfloat16"): re.compile(r"#\s*include\s*[<\"](?:cuda_bf16|mma)\."),
+}
+"""Words for CUDA's own 16-bit types, and what a source includes that does not leave it to PyTorch's header to bring them along."""
+_VARIABLE = re.compile(r"\b(?:int|unsigned|long|size_t|u?int(?:32|64)_t|auto|float|double)\s+half\b")
+"""Half of something, not a number of 16 bits."""
 _NO_MEMBER = re.compile(
     r"namespace \"(?:torch|at|c10)\" has no member \"(\w+)\"|class \"sandbox_lean::\w+\" has no member \"(\w+)\""
     r"|['\u2018](\w+)['\u2019] is not a member of ['\u2018](?:torch|at|c10)['\u2019]"
@@ -94,8 +101,10 @@ class Lean:
 
 def is_light(request: ExtensionRequest) -> bool:
     """Whether the light form of the header will do, which takes nvcc a third of the time: without the standard library's strings and
-    streams and without 16-bit element types."""
-    return not _HEAVY.search(request.text) and _LIGHT.issuperset(_STANDARD.findall(request.text))
+    streams and without PyTorch's 16-bit element types."""
+    text = request.text if not _VARIABLE.search(request.text) else re.sub(r"\bhalf\b", " ", request.text)
+    left_to_us = any(words.search(text) and not header.search(text) for words, header in _CUDAS_SHORT_FLOATS.items())
+    return not (left_to_us or _HEAVY.search(text)) and _LIGHT.issuperset(_STANDARD.findall(text))
 
 
 class LeanRoad:

@@ -8,8 +8,11 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch.utils.cpp_extension
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,7 +23,7 @@ from sandbox.build.flags import check_cpp, check_cuda, check_link, header_flags
 from sandbox.build.headers import MAX_PRECOMPILED, Headers, names_at_namespace_scope
 from sandbox.build.locks import build_lock
 from sandbox.build.logs import first_errors
-from sandbox.build.toolchain import Cuda, find_toolchain
+from sandbox.build.toolchain import Cuda, extension_standard, find_toolchain
 from sandbox.jail.extensions import Conversation
 from sandbox.jail.frames import Channel
 from sandbox.oracle.builds import MAX_REQUESTS, Builds
@@ -262,7 +265,8 @@ def test_nvcc_compiles_for_the_task_s_gpu_unless_the_candidate_names_one(tmp_pat
     cuda = Cuda(home=tmp_path, nvcc="nvcc", identity="13")
     assert "-gencode=arch=compute_90,code=sm_90" in compile_command(cuda, "sm_90", "g++", [])
     named = compile_command(cuda, "sm_90", "g++", ["-arch=sm_80", "-std=c++17"])
-    assert not any("90" in word for word in named) and "-std=c++20" not in named
+    assert not any("90" in word for word in named) and [word for word in named if "std=" in word] == ["-std=c++17"]
+    assert f"-std={extension_standard()}" in compile_command(cuda, "sm_90", "g++", [])
     # Launches without a stream can be captured, unless the candidate wants them on the legacy default stream.
     assert "--default-stream=per-thread" in named
     legacy = compile_command(cuda, "sm_90", "g++", ["-default-stream=legacy"])
@@ -406,3 +410,21 @@ def test_functions_may_be_qualified_and_have_template_arguments(name):
 def test_a_source_full_of_openings_of_comments_is_read_at_once():
     hostile = "/*a" * (MAX_SOURCE_BYTES // 4)
     assert parse_request({**CALL, "cpp_sources": hostile}).text.strip() == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "standard"), [("['-std=c++17'] x '-std=c++17', '-std=c++20'", "c++17"), ("cflags + ['-std=c++20']", "c++20"), ("", "c++20")]
+)
+def test_the_standard_is_the_one_that_pytorch_names(text, standard, tmp_path, monkeypatch):
+    (tmp_path / "utils").mkdir()
+    (tmp_path / "utils" / "cpp_extension.py").write_text(text)
+    spec = SimpleNamespace(submodule_search_locations=[str(tmp_path)])
+    monkeypatch.setattr("sandbox.build.toolchain.importlib.util.find_spec", lambda name: spec)
+    assert extension_standard.__wrapped__() == standard
+
+
+def test_the_standard_is_pytorchs_own():
+    """As its own road compiles: `_write_ninja_file_to_build_library` asks for it."""
+    source = Path(torch.utils.cpp_extension.__file__).read_text()
+    ninja = source[source.index("def _write_ninja_file_to_build_library") :]
+    assert f"'-std={extension_standard()}'" in ninja

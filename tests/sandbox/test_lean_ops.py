@@ -15,7 +15,7 @@ from sandbox.build.extension import parse_request
 from sandbox.build.headers import Headers
 from sandbox.build.lean_road import DISPATCH_OF_TYPE, SOURCES, LeanRoad, hopeless
 from sandbox.build.roads import ExtensionBuilder
-from sandbox.build.toolchain import find_cuda, find_toolchain
+from sandbox.build.toolchain import extension_standard, find_cuda, find_toolchain
 from tests.sandbox.helpers import needs_extensions
 
 OPERATIONS = """
@@ -148,7 +148,7 @@ def test_pytorch_does_not_take_it_either(tmp_path):
     (tmp_path / "of_type.cpp").write_text(OF_TYPE.replace("torch/extension.h", "torch/types.h"))
     toolchain = find_toolchain()
     headers = Headers(ArtifactStore(tmp_path / "store"), toolchain, tmp_path, lambda s: None)
-    command = [toolchain.compiler.path, "-std=c++20", "-fsyntax-only", *headers.include_flags(), "of_type.cpp"]
+    command = [toolchain.compiler.path, f"-std={extension_standard()}", "-fsyntax-only", *headers.include_flags(), "of_type.cpp"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode != 0 and "DeprecatedTypeProperties" in done.stderr, done.stderr
 

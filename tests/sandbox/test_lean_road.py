@@ -232,6 +232,12 @@ def test_pytorch_s_headers_are_replaced_by_name(tmp_path):
         ("__half f(__half x);", False),
         ("half2 f(half2 x);", False),
         ("__nv_bfloat16 f();", False),
+        ("#include <cuda_fp16.h>\n__half f(__half x); half2 g(half2 x);", True),
+        ("#include <cuda_fp16.h>\n__nv_bfloat16 f();", False),
+        ("#include <cuda_bf16.h>\n__nv_bfloat16 f(); half g(half x);", True),
+        ("#include <cuda_fp16.h>\nat::Half f();", False),
+        ("// a half, in bfloat16 /* of it */\n/* at::Half\n std::string */ int f();", True),
+        ("for (int half = n / 2; half > 0; half /= 2) f(half);", True),
         ("const int half_width = n / 2;", True),
     ],
 )
