@@ -4,6 +4,7 @@ without costly optimisation, as the models are tiny."""
 from __future__ import annotations
 
 import atexit
+import gc
 import importlib.util
 import mmap
 import os
@@ -19,6 +20,8 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     os.environ["JAX_COMPILATION_CACHE_DIR"] = _cache
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 
+gc.set_threshold(100_000)  # looking for cycles takes a tenth of the time in which programs are traced and lowered
+
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # As a shell without job control starts what it puts in the background; what tests start would inherit it, and be deaf to interrupts.
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -27,6 +30,7 @@ _QUICK = {
     "xla_backend_optimization_level": "0",
     "xla_llvm_disable_expensive_passes": "true",
     "xla_cpu_use_fusion_emitters": "false",
+    "xla_cpu_parallel_codegen_split_count": "1",
 }
 
 

@@ -181,6 +181,9 @@ class Judge:
         except TaskRejected as error:
             if why := lost(job.task.device):
                 return verdict.result("infra_error", why)
+            if error.out_of_memory and (full := crowded(job.task.device)):
+                self._references.close()  # in the middle of its work, too, a reference may find that others have filled the card
+                return verdict.result("infra_error", full, transient=True)
             return verdict.result("task_rejected", feedback.failed("the task is not usable", str(error)))
         except NvmlError as error:
             return verdict.result("infra_error", lost(job.task.device) or f"the GPU's driver failed: {error}")

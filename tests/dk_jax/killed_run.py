@@ -7,6 +7,7 @@ WORKDIR/marks as it happens, one line a place, and what it has come to, at the e
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 import os
@@ -19,6 +20,10 @@ import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
+
+if __name__ == "__main__":  # before anything else is imported
+    sys.modules["torch"] = None  # tensorboardX would load it, which takes seconds, and nothing here needs it
+    gc.set_threshold(100_000)  # looking for cycles takes a sixth of what is left
 
 import jax
 import numpy as np
@@ -42,7 +47,7 @@ _POLICY = AGENTS.index("policy")
 
 def config(staleness: int = 0):
     c = tiny_config()
-    c.rollout.update(dict(max_policy_tokens=160, max_rows=16))
+    c.rollout.update(dict(max_policy_tokens=64, max_rows=16))
     c.rl.update(dict(steps=4, staleness=staleness))
     return c
 

@@ -60,6 +60,13 @@ def _dense_log_probs(static, params, tokens, lengths, agents):
     )
 
 
+@functools.cache
+def _value_and_grad(cfg):
+    """Of a loss over TINY's parameters, computed as `cfg` says."""
+    static, tokens, lengths = abstract_backbone(cfg)[0], _tokens(TINY, (2, 8)), jnp.array([8, 5])
+    return jax.jit(jax.value_and_grad(lambda p: jnp.sum(eager_hidden_states(static, p, tokens, lengths) ** 2)))(_built(TINY)[1])
+
+
 class TestHiddenStates:
     def test_padding_has_no_influence(self):
         static, params = _built(TINY)
@@ -102,15 +109,7 @@ class TestHiddenStates:
     @pytest.mark.parametrize("attention", ["xla", "blocks"])
     @pytest.mark.parametrize("remat", ["products", "attention", "full"])
     def test_remat_changes_neither_values_nor_gradients(self, remat, attention):
-        tokens, lengths = _tokens(TINY, (2, 8)), jnp.array([8, 5])
-
-        def value_and_grad(cfg):
-            static, params = abstract_backbone(cfg)[0], _built(TINY)[1]
-            return jax.value_and_grad(lambda p: jnp.sum(hidden_states(static, p, tokens, lengths) ** 2))(
-                params
-            )
-
-        plain, again = value_and_grad(TINY), value_and_grad(dataclasses.replace(TINY, remat=remat, attention=attention))
+        plain, again = _value_and_grad(TINY), _value_and_grad(dataclasses.replace(TINY, remat=remat, attention=attention))
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), plain, again)
 
     def test_each_remat_keeps_more_than_the_next(self):

@@ -179,15 +179,14 @@ def step_loss(params, choices, rollouts, told, verdicts, *, n: int, gamma: float
 @cache
 def expected_update(k: int, n: int, s: int, gamma: float, estimator: str) -> dict[str, np.ndarray]:
     """Minus the gradient of the joint loss, over all outcomes."""
-    happens = outcomes(k, n, s)
 
     @jax.jit
     @jax.grad
-    def gradient(params):
+    def gradient(params, happens):  # an argument: of a constant XLA would work out all that follows while it compiles
         loss, p = jax.vmap(lambda *o: step_loss(params, *o, n=n, gamma=gamma, estimator=estimator))(*happens)
         return (jax.lax.stop_gradient(p) * loss).sum()
 
-    return {name: -np.asarray(g) for name, g in gradient(parameters()).items()}
+    return {name: -np.asarray(g) for name, g in gradient(parameters(), outcomes(k, n, s)).items()}
 
 
 SHAPES = [(1, 1, 2), (2, 1, 1), (1, 2, 1)]

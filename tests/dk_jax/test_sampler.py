@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-from functools import partial
 from itertools import combinations
 
 import jax
@@ -39,6 +38,11 @@ SIZES = SamplerConfig(
 )
 
 
+_choose = jax.jit(choose_tokens, static_argnums=4)
+_score = jax.jit(token_log_probs, static_argnums=0, static_argnames="temperature")
+_left = jax.jit(likely)
+
+
 @functools.cache
 def _backbone(cfg=CFG):
     return filled_backbone(cfg)
@@ -64,11 +68,10 @@ def _trainer_log_probs(prompts, samples, agents, cfg=CFG, temperature=1.0):
     """What `token_log_probs` says about each sampled token."""
     static, params = _backbone(cfg)
     rows = [p + s.tokens for p, s in zip(prompts, samples, strict=True)]
-    width = max(map(len, rows))
+    width = -(-max(map(len, rows)) // 64) * 64  # few widths, each compiled once
     tokens = jnp.asarray([row + [0] * (width - len(row)) for row in rows])
     lengths = jnp.asarray([len(row) for row in rows])
-    score = jax.jit(partial(token_log_probs, temperature=temperature), static_argnums=0)
-    table = np.asarray(score(static, params, tokens, lengths, jnp.asarray(agents)).log_probs)
+    table = np.asarray(_score(static, params, tokens, lengths, jnp.asarray(agents), temperature=temperature).log_probs)
     return [table[i, len(p) - 1 : len(rows[i]) - 1] for i, p in enumerate(prompts)]
 
 
@@ -287,7 +290,7 @@ class TestChoice:
         keys = jax.vmap(jax.random.key_data)(jax.random.split(jax.random.key(0), n))
         table = jnp.tile(self.LOGITS, (n, 1))
         draw = Draw(*(jnp.full(n, value) for value in (float(temperature), top_k, float(top_p), float(min_p))))
-        return map(np.asarray, choose_tokens(table, keys, jnp.full(n, step), draw, top_p < 1 or top_k > 0 or min_p > 0))
+        return map(np.asarray, _choose(table, keys, jnp.full(n, step), draw, top_p < 1 or top_k > 0 or min_p > 0))
 
     @pytest.mark.parametrize(
         ("temperature", "more", "expected"),
@@ -318,7 +321,7 @@ class TestChoice:
     def test_each_row_draws_in_its_own_way(self):
         table, keys = jnp.tile(self.LOGITS, (4, 1)), jnp.asarray(np.arange(8, dtype=np.uint32).reshape(4, 2))
         draw = Draw(jnp.array([0.0, 1, 1, 1]), jnp.array([0, 1, 0, 0]), jnp.array([1, 1, 0.4, 1]), jnp.array([0, 0, 0, 0.9]))
-        tokens, logp_sample, _ = choose_tokens(table, keys, jnp.arange(4), draw, True)
+        tokens, logp_sample, _ = _choose(table, keys, jnp.arange(4), draw, True)
         assert tokens.tolist() == [0] * 4 and not np.any(logp_sample)
 
     @pytest.mark.parametrize("seed", range(4))
@@ -328,7 +331,7 @@ class TestChoice:
         log_p[:, 5] = log_p[:, 6]
         top_k, top_p, min_p = rng.integers(0, 50, 6), rng.uniform(0.3, 1.0, 6), rng.choice([0.0, 0.01], 6)
         draw = Draw(jnp.ones(6), *(jnp.asarray(value, dtype) for value, dtype in ((top_k, "int32"), (top_p, "float32"), (min_p, "float32"))))
-        left = np.asarray(likely(jnp.asarray(log_p), draw))
+        left = np.asarray(_left(jnp.asarray(log_p), draw))
         for row in range(6):
             order = np.argsort(-log_p[row], kind="stable")
             p = np.exp(log_p[row].astype(np.float64))
@@ -343,7 +346,7 @@ class TestChoice:
     def test_a_token_ruled_out_by_the_model_stays_out(self):
         logits = jnp.array([[0.0, -jnp.inf, 1.0, -jnp.inf]])
         draw = Draw(jnp.ones(1), jnp.array([3]), jnp.array([0.999]), jnp.array([0.01]))
-        drawn = {int(choose_tokens(logits, jnp.array([[0, key]], jnp.uint32), jnp.zeros(1, int), draw, True)[0][0]) for key in range(40)}
+        drawn = {int(_choose(logits, jnp.array([[0, key]], jnp.uint32), jnp.zeros(1, int), draw, True)[0][0]) for key in range(40)}
         assert drawn == {0, 2}
 
 

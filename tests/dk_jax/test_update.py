@@ -45,27 +45,14 @@ def close(a, b, **tolerance):
 @pytest.mark.parametrize("kind", ["nll", "policy"])
 def test_streams_and_microbatches_only_share_out_the_work(kind):
     whole, told = updater(kind).gradient(PARAMS, NOTHING, microbatches(rows(), size=8, step=32))
-    for streams, size in ((1, 2), (2, 2), (3, 1)):
-        parts, stats = updater(kind, streams=streams).gradient(PARAMS, NOTHING, microbatches(rows(), size=size, step=8))
+    for streams, size, step in ((1, 2, 16), (2, 2, 16), (3, 1, 32)):  # of one length and of several
+        parts, stats = updater(kind, streams=streams).gradient(PARAMS, NOTHING, microbatches(rows(), size=size, step=step))
         close(parts, whole, rtol=1e-4, atol=1e-5)  # entries go up to 5
         assert {k: float(v) for k, v in stats.items()} == pytest.approx({k: float(v) for k, v in told.items()}, rel=1e-4, abs=1e-5)
 
 
-def test_a_program_is_compiled_for_each_length_and_no_more():
-    _gradient_programs.cache_clear()  # other tests' updaters may have compiled some
-    own = updater()
-    many = rows(9)
-    batches = [microbatches(part, size=1, step=16, tokens=64) for part in (many, many[2:], many[:5])]
-    whole, _ = own.gradient(PARAMS, NOTHING, batches[0])
-    for part in batches[1:]:
-        own.gradient(PARAMS, NOTHING, part)
-    lengths = {batch["tokens"].shape[1] for part in batches for batch in part}
-    assert len(lengths) == 2 and own._compiled[0]._cache_size() == len(lengths)
-    close(whole, updater().gradient(PARAMS, NOTHING, microbatches(many, size=9, step=32))[0], rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_tokens_that_the_sampler_has_just_drawn_have_the_ratio_1(temperature):
+@pytest.mark.parametrize(("temperature", "other"), [(1.0, 0.5), (0.5, 1.0)])
+def test_tokens_that_the_sampler_has_just_drawn_have_the_ratio_1(temperature, other):
     config = SamplerConfig(
         eos_id=1, max_new_tokens=12, temperature=temperature, max_length_tokens=48, batch_buckets=(4,), chunks=(16,), block=8,
         cache_step=64,
@@ -81,7 +68,7 @@ def test_tokens_that_the_sampler_has_just_drawn_have_the_ratio_1(temperature):
     own = updater(temperature=temperature)
     _, _, metrics = own.update(copy, NOTHING, own.optimizer.init(copy), microbatches(found, size=4, step=32))
     assert metrics["ratio"] == pytest.approx(1.0, abs=1e-4) and metrics["kl"] < 1e-6
-    wrong = updater(temperature=2.0 * temperature)
+    wrong = updater(temperature=other)
     copy = jax.tree.map(lambda leaf: leaf.copy(), PARAMS)
     _, _, off = wrong.update(copy, NOTHING, wrong.optimizer.init(copy), microbatches(found, size=4, step=32))
     assert abs(off["ratio"] - 1.0) > 1e-2, "another temperature shows"
@@ -91,7 +78,7 @@ def test_parameters_that_somebody_still_uses_are_kept_and_the_update_is_the_same
     found = []
     for keep in (False, True):
         own, start = updater(), jax.tree.map(lambda leaf: leaf.copy(), PARAMS)
-        after, state, _ = own.update(start, NOTHING, own.start(start), microbatches(rows(), size=2, step=8), keep=keep)
+        after, state, _ = own.update(start, NOTHING, own.start(start), microbatches(rows(), size=2, step=16), keep=keep)
         found.append(jax.tree.map(np.asarray, (after, state)))
         assert {leaf.is_deleted() for leaf in jax.tree.leaves(start)} == {not keep}
     for a, b in zip(*map(jax.tree.leaves, found), strict=True):
@@ -138,3 +125,16 @@ def test_a_module_that_is_not_there_is_named():
     optimizer = make_optimizer(lr=1e-2, warmup=1, steps=10, weight_decay=0.0, clip_norm=1.0, decay=False, only=("mlp", "lora"))
     with pytest.raises(ValueError, match="no trainable parameter belongs to lora: modules are .*attention.*mlp"):
         optimizer.init(PARAMS)
+
+
+def test_a_program_is_compiled_for_each_length_and_no_more():
+    _gradient_programs.cache_clear()  # other tests' updaters may have compiled some
+    own = updater()
+    many = rows(9)
+    batches = [microbatches(part, size=1, step=16, tokens=64) for part in (many, many[2:], many[:5])]
+    whole, _ = own.gradient(PARAMS, NOTHING, batches[0])
+    for part in batches[1:]:
+        own.gradient(PARAMS, NOTHING, part)
+    lengths = {batch["tokens"].shape[1] for part in batches for batch in part}
+    assert len(lengths) == 2 and own._compiled[0]._cache_size() == len(lengths)
+    close(whole, updater().gradient(PARAMS, NOTHING, microbatches(many, size=9, step=32))[0], rtol=1e-4, atol=1e-5)

@@ -27,8 +27,10 @@ from sandbox.protocol import EvaluationResult, Span, Timing, VerificationArm, Ve
 from sandbox.verdict.reward import reward
 
 RECIPES = ("davinci_8b", "davinci_14b", "drkernel_14b", "kevin_32b", "cuda_agent")
-LENGTH = 1024
+LENGTH = 768
 """Tokens of the longest sequence."""
+ROWS = 2
+"""Rows that the sampler scores at once: it is often asked for two."""
 
 
 _score = jax.jit(token_log_probs, static_argnums=(0,), static_argnames=("temperature",))
@@ -114,14 +116,14 @@ class Sampler:
         texts = [self.codec.decode(prompt) for prompt in prompts]
         self.asked += [(AGENTS[a], text) for a, text in zip(agents, texts, strict=True)]
         said = [[*self.codec.encode(says(AGENTS[a], t, int(k))), self.codec.eos_id] for a, t, k in zip(agents, texts, keys, strict=True)]
-        size = -(-len(prompts) // 8) * 8
+        size = -(-len(prompts) // ROWS) * ROWS
         tokens, lengths, ids = np.zeros((size, LENGTH), np.int32), np.ones(size, np.int32), np.zeros(size, np.int32)
         for i, (prompt, answer) in enumerate(zip(prompts, said, strict=True)):
             lengths[i], ids[i] = len(prompt) + len(answer), agents[i]
             tokens[i, : lengths[i]] = [*prompt, *answer]
         logp = np.concatenate(
-            [np.asarray(_score(self.static, params, *(x[i : i + 8] for x in (tokens, lengths, ids)), temperature=self.temperature)[0])
-             for i in range(0, size, 8)]
+            [np.asarray(_score(self.static, params, *(x[i : i + ROWS] for x in (tokens, lengths, ids)), temperature=self.temperature)[0])
+             for i in range(0, size, ROWS)]
         )  # fmt: skip
         own = [logp[i, len(p) - 1 : len(p) - 1 + len(a)] for i, (p, a) in enumerate(zip(prompts, said, strict=True))]
         return [Sample(tokens=a, logp_sample=lp, logp_model=lp, stop="eos") for a, lp in zip(said, own, strict=True)]

@@ -25,7 +25,7 @@ from dk_jax.train.setup import ConfigError
 from dk_jax.train.state import Checkpoints
 from dk_jax.train.update import Updater
 from sandbox.client import SandboxUnavailable
-from tests.dk_jax.toy_recipes import ToyRun, toy
+from tests.dk_jax.toy_recipes import LENGTH, ToyRun, toy
 from tests.end_to_end.scripted import Killed, ScriptedClient, ScriptedRun, cold_started, tiny_config
 
 STEPS = 4
@@ -151,7 +151,7 @@ def test_tokens_carry_the_log_probs_of_the_parameters_that_sampled_them(tmp_path
         like = run.fresh_state(phase.updater, start)
         theta = [phase.checkpoints.restore(like, step, behind=True) for step in range(4)]
     assert theta[0].behind is None
-    sizes = dict(temperature=run.cfg.rollout.temperature, microbatch=8, length_step=1024)
+    sizes = dict(temperature=run.cfg.rollout.temperature, microbatch=8, length_step=LENGTH)
     for step, line in enumerate(lines, 1):
         rollouts = load_trajectories(tmp_path / "rollouts" / f"step_{step:05d}.jsonl")
         sampler, learner = max(step - 2, 0), step - 1

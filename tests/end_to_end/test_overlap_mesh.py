@@ -64,7 +64,7 @@ def measure(out: str) -> None:
         cfg.learner.mesh.update(dict(data=0, fsdp=2, tensor=1))
         cfg.sft.update(dict(steps=0, microbatch=8))
         cfg.rollout.update(dict(max_policy_tokens=64, max_rows=16, max_context_tokens=1024, checked_tasks=0, tasks=1))
-        cfg.rl.update(dict(steps=3, staleness=1, decay=False, lr=1e-2, microbatch=8, length_step=1024))
+        cfg.rl.update(dict(steps=3, staleness=1, decay=False, lr=1e-2, microbatch=8, length_step=512))
         workdir = Path(out).parent / f"run{len(found)}"
         run = MeshRun(cfg, workdir, Slow(pause_s))
         state = run.rl(run.sft().trainable)

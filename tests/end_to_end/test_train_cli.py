@@ -6,8 +6,10 @@ import json
 import os
 import shlex
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -22,7 +24,7 @@ TINY = [
     "--config.model.head_dim=8", "--config.model.d_ff=32", "--config.model.head_rank=2", "--config.codec.vocab_size=400",
     "--config.corpus.variants_per_task=2", "--config.corpus.samples_per_task=2", "--config.sft.steps=3",
     "--config.rollout.tasks=2", "--config.rollout.selections=1", "--config.rollout.max_policy_tokens=40", "--config.rl.steps=1",
-    "--config.evaluation.samples=1", "--config.evaluation.max_tasks=2",
+    "--config.evaluation.samples=1", "--config.evaluation.max_tasks=2", "--config.sandbox.workers=2",
 ]  # fmt: skip
 
 
@@ -51,7 +53,17 @@ def wait_until_gone(workdir: Path, patience_s: float = 20) -> list[str]:
     return left
 
 
-def test_an_interrupted_run_leaves_no_process_and_the_same_command_finishes_it(tmp_path):
+@pytest.fixture
+def unused():
+    """--sandbox=... of a socket on which somebody listens: for mistakes that are found before anything is judged, as starting a sandbox
+    takes several times as long as finding them."""
+    with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as listening:  # pytest's own folders may be too long for a socket
+        listening.bind(f"{folder}/s")
+        listening.listen()
+        yield f"--sandbox={folder}/s"
+
+
+def test_an_interrupted_run_leaves_no_process_and_the_same_command_finishes_it(tmp_path, unused):
     workdir = tmp_path / "run"
     with open(tmp_path / "out", "w") as out:
         first = subprocess.Popen(command(workdir, *TINY), stdout=out, stderr=out, cwd=tmp_path, start_new_session=True)
@@ -88,7 +100,7 @@ def test_an_interrupted_run_leaves_no_process_and_the_same_command_finishes_it(t
     assert any(k["verdict"]["speedup"] > 0 for k in kernels)
     assert wait_until_gone(workdir) == []
 
-    third = train(workdir, *TINY, "--config.sft.lr=1e-3")
+    third = train(workdir, *TINY, "--config.sft.lr=1e-3", unused)
     assert third.returncode == 1 and "sft.lr: 0.008 -> 0.001" in third.stderr and "another --workdir" in third.stderr
 
 
@@ -123,8 +135,9 @@ def test_a_full_disk_ends_with_one_clear_error_and_what_was_judged_stays(tmp_pat
         (["--sandbox=/no/such/socket"], "--sandbox=/no/such/socket: no socket is there. Start one with python -m sandbox serve"),
     ],
 )
-def test_wrong_use_ends_with_one_clear_error(tmp_path, flags, said):
-    found = train(tmp_path / "run", *flags)
+def test_wrong_use_ends_with_one_clear_error(tmp_path, unused, flags, said):
+    own = "--sandbox" in said or "kinds" in said  # an error ends a sandbox of the run's own too
+    found = train(tmp_path / "run", *flags, *([] if own else [unused]))
     assert found.returncode != 0
     assert said in found.stderr + found.stdout
     assert "Traceback" not in found.stderr

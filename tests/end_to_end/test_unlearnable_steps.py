@@ -36,7 +36,7 @@ class NoNumber(ScriptedClient):
 def config(steps: int, **rl):
     cfg = tiny_config()
     cfg.sft.steps = 0
-    cfg.rl.update(dict(steps=steps, decay=False, length_step=1024, **rl))  # few shapes, to be compiled
+    cfg.rl.update(dict(steps=steps, decay=False, **rl))
     return cfg
 
 

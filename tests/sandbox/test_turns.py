@@ -232,6 +232,23 @@ def test_a_reference_that_found_no_room_is_made_again_once_the_warm_ones_are_gon
     assert warm.closed and loader.asked == 2
 
 
+@pytest.mark.parametrize(("free_gib", "outcome"), [(1, "infra_error"), (40, "task_rejected")])
+def test_a_reference_that_finds_a_full_card_in_the_middle_of_its_work_is_judged_again(tmp_path, task, monkeypatch, free_gib, outcome):
+    Card(monkeypatch, free_gib)
+    judge = Judge(scratch=tmp_path, store=ArtifactStore(tmp_path / "store"), threads=1, isolation="none")
+    warm = FakeReference("warm")
+    judge._references.get(task, lambda: warm)
+
+    def evaluate(job, verdict):
+        raise TaskRejected("the reference fails: CUDA out of memory", out_of_memory=True)
+
+    monkeypatch.setattr(judge, "_evaluate", evaluate)
+    on_gpu = task.model_copy(update={"device": "cuda:0"})
+    result = judge.evaluate(Job(id="a", task=on_gpu, candidate=kernel(GOOD_BODY), options=Options()))
+    assert result.outcome == outcome and result.transient is warm.closed is (free_gib == 1)
+    assert ("fewer workers" if result.transient else "out of memory") in result.feedback
+
+
 def test_the_words_about_a_cuda_error_are_the_errors_own():
     text = (
         "CUDA error: an illegal memory access was encountered\n"
