@@ -1,4 +1,4 @@
-"""Fast_p and its uncertainty: how many of the kernels are right and at least p times as fast as a baseline (KernelBench, arXiv 2502.10517).
+"""Fast_p and its uncertainty: how many of the kernels are right and more than p times as fast as a baseline (KernelBench, arXiv 2502.10517).
 
     fast_p = share of (task, sample) pairs whose kernel is correct and whose speedup is above p        fast_0: the share that is correct
 

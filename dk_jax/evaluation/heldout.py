@@ -30,7 +30,7 @@ class Scores:
     Attributes:
         samples: number of pairs.
         compiled, correct: shares.
-        fast: share that is correct and at least p times faster than eager by work of its own, by p.
+        fast: share that is correct and more than p times as fast as eager by work of its own, by p (KernelBench, arXiv 2502.10517).
         mean_speedup: mean of the speedup, with 0 for what is not correct or owes its speed to others' kernels.
         geomean_correct: geometric mean of the speedup of the correct ones, 0 if there is none.
     """
@@ -55,7 +55,7 @@ def score(trajectories: Sequence[Trajectory], *, turn: int = -1) -> Scores:
         samples=n,
         compiled=sum(v.compiled for v in verdicts) / n,
         correct=sum(v.correct for v in verdicts) / n,
-        fast={p: sum(s >= p for s in speedups) / n for p in FAST_P},
+        fast={p: sum(s > p for s in speedups) / n for p in FAST_P},
         mean_speedup=sum(speedups) / n,
         geomean_correct=math.exp(sum(math.log(s) for s in right) / len(right)) if right else 0.0,
     )

@@ -128,7 +128,7 @@ def headline(c: Contents) -> str:
     samples, tasks = (after or before)["samples"], len((c.after or c.before)["tasks"])
     text = (
         f"{samples:,} samples over {tasks} tasks that training never saw; the last turn counts. "
-        "Fast<sub>p</sub> is the share that is correct and at least p times as fast as PyTorch eager. In "
+        "Fast<sub>p</sub> is the share that is correct and more than p times as fast as PyTorch eager. In "
         "the mean speedup a sample that is not correct counts as 0. The 95 % interval of the change is "
         "over tasks, paired."
     )

@@ -23,6 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import kernelbench_peer
+import psutil
 from cuda_corpus import WARM
 from serving import Server, awaited, private_server, provenance
 
@@ -87,15 +88,17 @@ def middle_of(stages: Sequence[dict[str, float]]) -> dict[str, float]:
 
 
 def at_once(client: SandboxClient, pairs: Sequence[Pair], options: Options) -> dict:
-    """Throughput of all of them submitted at once."""
-    start = time.monotonic()
+    """Throughput of all of them submitted at once, and how many of the machine's cores were busy meanwhile."""
+    start, worked = time.monotonic(), psutil.cpu_times()
     ids = [client.submit(task, [candidate], options)[0] for task, candidate in pairs]
     stages = [result.stage_s for result in right(client, ids)]
     seconds = time.monotonic() - start
+    busy = {name: getattr(psutil.cpu_times(), name) - getattr(worked, name) for name in ("user", "system")}
     totals = (sum(stage.values()) - stage.get("queued", 0.0) for stage in stages)
     spent = sorted(((total, task.name) for total, (task, _) in zip(totals, pairs, strict=True)), reverse=True)
     return {
         "candidates": len(pairs), "seconds": seconds, "per_s": len(pairs) / seconds, "median_stage_s": middle_of(stages),
+        "busy_cores": {name: spent_s / seconds for name, spent_s in busy.items()},
         "mean_stage_s": {name: statistics.fmean(stage.get(name, 0.0) for stage in stages) for name in middle_of(stages)},
         "slowest": [{"task": name, "seconds": each} for each, name in spent[:5]],
     }  # fmt: skip

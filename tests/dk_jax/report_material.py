@@ -98,7 +98,7 @@ def scores(trajectories: list[Trajectory]) -> dict:
             "samples": len(turns),
             "compiled": share(t.verdict.compiled for t in turns),
             "correct": share(t.verdict.correct for t in turns),
-            "fast": {str(p): share(s >= p for s in speedups) for p in (1.0, 1.2, 1.5, 2.0)},
+            "fast": {str(p): share(s > p for s in speedups) for p in (1.0, 1.2, 1.5, 2.0)},
             "mean_speedup": sum(speedups) / len(turns),
             "geomean_correct": math.exp(sum(map(math.log, right)) / len(right)) if right else 0.0,
         }
