@@ -30,7 +30,6 @@ _QUICK = {
     "xla_backend_optimization_level": "0",
     "xla_llvm_disable_expensive_passes": "true",
     "xla_cpu_use_fusion_emitters": "false",
-    "xla_cpu_parallel_codegen_split_count": "1",
 }
 
 

@@ -92,7 +92,25 @@ def main() -> None:
     alone = cases[::step][: arguments.idle]
     together = [case for case in cases if case not in alone]
     options = Options(timing=arguments.timing, build_s=arguments.build_s)
-    rows, latencies = [], []
+    rows: list[dict] = []
+    latencies: list[float] = []
+
+    def write(**more) -> dict:
+        """The report on what has been judged so far: a run that is cut short leaves that."""
+        report = {
+            **provenance(),
+            "roads_allowed": os.environ.get(ROADS_VARIABLE, "all"),
+            "cases": len(rows),
+            "latency_s": latencies and {"median": statistics.median(latencies), "worst": max(latencies)},
+            **more,
+            **by_road(rows),
+            "not_as_meant": [entry["case"] for entry in rows if entry["outcome"] != entry["meant"]],
+            "rows": rows,
+        }  # fmt: skip
+        arguments.out.parent.mkdir(parents=True, exist_ok=True)
+        arguments.out.write_text(json.dumps(report, indent=1) + "\n")
+        return report
+
     with private_server(arguments.device, arguments.workers) as server:
         client = server.client
         start = time.monotonic()
@@ -104,32 +122,21 @@ def main() -> None:
             latencies.append(time.monotonic() - start)
             rows.append({**row(case, result), "latency_s": round(latencies[-1], 3)})
             print(f"{case.name}: {result.outcome} by {rows[-1]['roads']}, {latencies[-1]:.2f} s {result.stage_s}", flush=True)
+            write()
         start = time.monotonic()
         ids = [submitted(client, case, arguments.device, options)[0] for case in together]
         for case, evaluation_id in zip(together, ids, strict=True):
             [result] = awaited(client, [evaluation_id])
             rows.append(row(case, result))
             print(f"{case.name}: {result.outcome} by {rows[-1]['roads']}, {time.monotonic() - start:.1f} s after the start", flush=True)
+            write()
         together_s = time.monotonic() - start
-    wrong = [entry for entry in rows if entry["outcome"] != entry["meant"]]
-    report = {
-        **provenance(),
-        "roads_allowed": os.environ.get(ROADS_VARIABLE, "all"),
-        "cases": len(rows),
-        "first_with_one_time_steps_s": round(one_time_s, 2),
-        "latency_s": latencies and {"median": statistics.median(latencies), "worst": max(latencies)},
-        "together": {
-            "cases": len(together), "workers": arguments.workers, "seconds": round(together_s, 2),
-            "per_s": round(len(together) / together_s, 3),
-        },
-        **by_road(rows),
-        "not_as_meant": [entry["case"] for entry in wrong],
-        "rows": rows,
+    together = {
+        "cases": len(together), "workers": arguments.workers, "seconds": round(together_s, 2), "per_s": round(len(together) / together_s, 3),
     }  # fmt: skip
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(json.dumps(report, indent=1) + "\n")
+    report = write(first_with_one_time_steps_s=round(one_time_s, 2), together=together)
     print(json.dumps({key: value for key, value in report.items() if key != "rows"}, indent=1))
-    for entry in wrong:
+    for entry in (entry for entry in rows if entry["outcome"] != entry["meant"]):
         print(f"NOT AS MEANT {entry['case']}: {entry['outcome']} for {entry['meant']}: {entry['feedback']}")
 
 
