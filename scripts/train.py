@@ -170,8 +170,10 @@ def _warn_of_idle_gpu(cfg) -> None:
 
 def _run(cfg, workdir: Path) -> int:
     from dk_jax import distributed
+    from dk_jax.train.checks import check_config
     from dk_jax.train.run import Run
 
+    check_config(cfg)  # before a sandbox is started, which takes longer than all other checks
     workdir.mkdir(parents=True, exist_ok=True)
     _warn_of_idle_gpu(cfg)
     with contextlib.ExitStack() as stack:

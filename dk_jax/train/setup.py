@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from ml_collections import ConfigDict
 
@@ -184,13 +184,21 @@ def kernel_variants(language: str) -> tuple[Callable[[Task], Sequence[Variant]],
     raise ConfigError(f"sandbox.language is {language!r}: the cold start can write 'cpp' and 'triton' kernels")
 
 
+def _profile(cfg: ConfigDict) -> bool | Literal["ncu"]:
+    """What `sandbox.profile` comes to; a CPU has no profiler."""
+    named = cfg.sandbox.profile
+    if cfg.sandbox.device == "cpu" or named == "none":
+        return False
+    return "ncu" if named == "ncu" else named == "kernels" or cfg.reward.w_coverage > 0
+
+
 def sandbox_options(cfg: ConfigDict) -> Options:
     """What evaluations of the run ask for. Raises ValidationError, naming the option."""
     s = cfg.sandbox
     return Options(
         correctness_trials=s.correctness_trials,
         timing=s.timing,
-        profile=s.device != "cpu" and cfg.reward.w_coverage > 0,
+        profile=_profile(cfg),
         target_arch=s.target_arch or None if s.device == "cpu" else None,
         baselines=list(s.baselines),
         reward=RewardSpec(**cfg.reward.to_dict()),
@@ -202,14 +210,17 @@ def sandbox_options(cfg: ConfigDict) -> Options:
 
 
 def make_judge(cfg: ConfigDict, socket: str, journal: Journal | None) -> SandboxJudge:
-    """A judge on a running sandbox. Raises ConfigError where that sandbox can't judge this config's language."""
+    """A judge on a running sandbox. Raises ConfigError where that sandbox can't judge this config's language or count what it asks for."""
     s = cfg.sandbox
     options = sandbox_options(cfg)
     client = SandboxClient(socket, retry_for_s=s.retry_for_s)
-    support = client.capabilities().languages.get(s.language)
+    offered = client.capabilities()
+    support = offered.languages.get(s.language)
     if support is None or not support.available or s.form not in support.forms:
         problem = support.problem if support is not None and support.problem else f"no form {s.form!r}"
         raise ConfigError(f"the sandbox can't judge language {s.language!r}, form {s.form!r}: {problem}")
+    if options.profile == "ncu" and not offered.counters.available:
+        raise ConfigError(f"sandbox.profile is 'ncu': {offered.counters.problem}; --config.sandbox.profile=kernels does without counters")
     return SandboxJudge(
         client=client,
         device=s.device,

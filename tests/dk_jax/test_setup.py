@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,7 +15,7 @@ from dk_jax.train import setup
 from dk_jax.train.admission import FILE, admitted
 from dk_jax.train.checks import check_config, check_tasks
 from dk_jax.train.cold_start import ColdStartData
-from sandbox.protocol import Admission
+from sandbox.protocol import Admission, Capabilities, CounterSupport, LanguageSupport
 
 
 @pytest.mark.parametrize("get_config", [demo, smollm2])
@@ -218,3 +219,34 @@ def test_the_recipes_pass_their_checks(get_config):
     cfg = get_config()
     check_config(cfg)
     check_tasks(cfg, setup.load_tasks(cfg))
+
+
+@pytest.mark.parametrize(
+    ("device", "profile", "coverage", "asked"),
+    [
+        ("cuda:0", "", 0.5, True), ("cuda:0", "", 0.0, False), ("cuda:0", "kernels", 0.0, True), ("cuda:0", "none", 0.5, False),
+        ("cuda:0", "ncu", 0.0, "ncu"), ("cpu", "ncu", 0.5, False),
+    ],
+)  # fmt: skip
+def test_what_is_profiled_is_what_the_recipe_says_or_the_reward_needs(device, profile, coverage, asked):
+    cfg = demo()
+    cfg.sandbox.update(dict(device=device, profile=profile))
+    cfg.reward.w_coverage = coverage
+    assert setup.sandbox_options(cfg).profile == asked
+
+
+@pytest.mark.parametrize("available", [True, False])
+def test_counters_that_cannot_be_had_are_refused_at_the_start(monkeypatch, available):
+    offered = Capabilities(
+        devices=["cuda:0"], limits={}, kernel_form={},
+        languages={"triton": LanguageSupport(available=True, forms=["module"], devices=["cuda:0"], timing=True)},
+        counters=CounterSupport(available=available, problem="" if available else "the driver keeps them for administrators"),
+    )  # fmt: skip
+    monkeypatch.setattr(setup, "SandboxClient", lambda *args, **more: SimpleNamespace(capabilities=lambda: offered))
+    cfg = smollm2()
+    cfg.sandbox.update(dict(device="cuda:0", profile="ncu", language="triton", form="module"))
+    if available:
+        assert setup.make_judge(cfg, "socket", None).options.profile == "ncu"
+    else:
+        with pytest.raises(setup.ConfigError, match="sandbox.profile is 'ncu': the driver keeps them .*profile=kernels"):
+            setup.make_judge(cfg, "socket", None)
