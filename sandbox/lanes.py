@@ -1,4 +1,5 @@
-"""Who waits, and in which order: clients take turns, and of a client's own work what is more urgent comes first.
+"""Who waits, and in which order: clients take turns, and of a client's own work what is more urgent comes first, then what came
+first, with a head start for what takes long (`sandbox.expectation`).
 
 Every client has a lane with a clock of its own, which one evaluation moves on by one; the lane whose clock is behind is next
 (fair queueing with a weight of one each). A lane that was empty starts at the time of the others, so that nobody saves up turns.
@@ -8,8 +9,10 @@ Urgency counts within a lane alone: a client that calls all of its work urgent g
 from __future__ import annotations
 
 import heapq
-from collections import deque
+import math
+from bisect import insort_right
 from collections.abc import Iterator
+from operator import attrgetter
 
 from sandbox.records import Record
 
@@ -23,12 +26,13 @@ class Lanes:
         self._joined = 0
 
     def append(self, record: Record) -> None:
-        """Puts a record behind all of its client that are as urgent."""
-        self._lane(record).queue(record.priority).append(record)
+        """Puts a record in its place among those of its client that are as urgent."""
+        insort_right(self._lane(record).queue(record.priority), record, key=attrgetter("due_s"))
 
     def appendleft(self, record: Record) -> None:
         """Puts a record before all of its client that are as urgent."""
-        self._lane(record).queue(record.priority).appendleft(record)
+        record.due_s = -math.inf
+        self._lane(record).queue(record.priority).insert(0, record)
 
     def take(self, record: Record) -> None:
         """Removes a record that is served now: its client has had a turn. Raises ValueError if it does not wait."""
@@ -100,11 +104,11 @@ class _Lane:
     """One client's waiting records, by priority. `joined` tells lanes of the same time apart: who came first is first."""
 
     def __init__(self) -> None:
-        self._queues: dict[int, deque[Record]] = {}
+        self._queues: dict[int, list[Record]] = {}
         self.clock = self.joined = 0
 
-    def queue(self, priority: int) -> deque[Record]:
-        return self._queues.setdefault(priority, deque())
+    def queue(self, priority: int) -> list[Record]:
+        return self._queues.setdefault(priority, [])
 
     def __len__(self) -> int:
         return sum(map(len, self._queues.values()))

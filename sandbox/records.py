@@ -38,6 +38,7 @@ class Record:
     Attributes:
       arm: names what is to be judged on one host, as the candidates of a verification's arm are; "" for all else.
       passed: so often another was preferred to it while it was the first that waited.
+      due_s: its place among what is as urgent of its client: the time at which it came, less what it is expected to take (monotonic).
       shunned, shunned_until_s: the host on which its oracle was lost, which does not get it again before that time (monotonic).
     """
 
@@ -52,6 +53,7 @@ class Record:
     arm: str = ""
     attempts: int = 0
     passed: int = 0
+    due_s: float = 0.0
     shunned: str = ""
     shunned_until_s: float = 0.0
     cancelled: bool = False

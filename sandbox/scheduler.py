@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, get_args
 
 from sandbox.affinity import Affinity
+from sandbox.expectation import expected_s
 from sandbox.fleet.crew import Crew, Node, OracleSource
 from sandbox.lanes import Lanes
 from sandbox.ledger import Ledger
@@ -275,17 +276,18 @@ class Scheduler:
         }
         nameless = task.model_dump(exclude={"name"})
         content = digest("content", nameless, job["candidate"], job["options"])
-        evaluation_id = f"eval-{secrets.token_hex(8)}"
+        evaluation_id, now = f"eval-{secrets.token_hex(8)}", time.monotonic()
         record = Record(
             evaluation_id,
             content,
             digest("task", nameless),
             job,
             EvaluationResult(id=evaluation_id, language=candidate.language),
-            time.monotonic(),
+            now,
             client=request.client,
             priority=request.priority,
             arm=arm,
+            due_s=now - expected_s(candidate),
         )
         self._ledger.add(record)
         log.info("queued", extra=fields(evaluation=record.id, client=record.client or None, task=task.name, language=candidate.language))

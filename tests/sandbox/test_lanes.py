@@ -4,14 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sandbox.expectation import expected_s
 from sandbox.lanes import Lanes
-from sandbox.protocol import EvaluationResult
+from sandbox.protocol import Candidate, EvaluationResult
 from sandbox.records import Record
 
 
-def record(name, client="", priority=0):
+def record(name, client="", priority=0, due_s=0.0):
     result = EvaluationResult(id=name, language="cpp")
-    return Record(name, name, "task", {}, result, 0.0, client=client, priority=priority)
+    return Record(name, name, "task", {}, result, 0.0, client=client, priority=priority, due_s=due_s)
 
 
 def lanes_of(*entries):
@@ -35,6 +36,27 @@ def test_one_client_is_served_in_order_and_by_urgency():
     assert [one.id for one in lanes] == ["1", "3", "4", "0", "2"] == served(lanes)
     with pytest.raises(IndexError):
         lanes.first  # noqa: B018
+
+
+def test_long_work_begins_first_within_its_head_start_and_whatever_is_tried_again_stays_first():
+    came = [("short", 0.0, 0.3), ("long", 1.0, 9.0), ("middle", 1.1, 3.0), ("late long", 9.5, 9.0), ("urgent", 9.6, 0.3)]
+    lanes = lanes_of(*((name, "", int(name == "urgent"), at_s - takes_s) for name, at_s, takes_s in came))
+    assert [one.id for one in lanes] == ["urgent", "long", "middle", "short", "late long"], "who has waited for as long goes first"
+    again = record("again", due_s=100.0)
+    lanes.appendleft(again)
+    lanes.append(record("longest", due_s=-8.5))
+    assert served(lanes) == ["urgent", "again", "longest", "long", "middle", "short", "late long"]
+
+
+@pytest.mark.parametrize(
+    ("language", "form", "source", "seconds"),
+    [
+        ("triton", "module", "import cub", 0.3), ("cpp", "kernel", "", 1.0), ("cpp", "module", "", 3.0), ("cuda", "module", "// cub", 3.0),
+        ("cuda", "module", "#include <cub/cub.cuh>", 9.0), ("cuda", "module", '#  include "thrust/sort.h"', 9.0),
+    ],
+)  # fmt: skip
+def test_what_is_expected_is_read_off_the_source(language, form, source, seconds):
+    assert expected_s(Candidate(source=source or "x", language=language, form=form)) == seconds
 
 
 def test_who_comes_late_with_little_waits_for_one_turn_of_each_other():
