@@ -40,7 +40,6 @@ class ArenaCalls:
     Attributes:
       recorded: whether `time` replays a recording; else it does the calls anew.
       refused: why it does not, where it was to.
-      launch_ms: what a recording of next to nothing takes, from its launch to its end; 0 unless `twice` and recorded.
       left: for each call of the last `time` and each of its outputs the offset in `memory` and the strides.
       warm_ms: time of its second calls together.
 
@@ -66,7 +65,7 @@ class ArenaCalls:
         self._copy_all = True
         self._replay: Callable[[], None] | None = None
         self.left: list[list[tuple[int, list[int]]]] = []
-        self.warm_ms = self.launch_ms = 0.0
+        self.warm_ms = 0.0
         self.refused = ""
         self._do()  # whatever is compiled or tried out at first belongs to no pool and no recording
         ends = self._held[0], self._held[-1]
@@ -81,8 +80,6 @@ class ArenaCalls:
                 self._device.trim()  # of one call's inputs there was no room for another copy
             if self._replay is None:
                 self.refused = self._device.refused or "what was recorded does not follow its inputs"
-            elif twice:
-                self.launch_ms = self._launch_ms()
         if self._replay is None:
             self._copy_all = False
             self._do_in_pool()
@@ -104,7 +101,11 @@ class ArenaCalls:
         self.left = [[(output.data_ptr() - first, list(output.stride())) for output in held] for held in self._held]
         return span_ms
 
-    def _launch_ms(self) -> float:
+    def launch_ms(self) -> float:
+        """What a recording of next to nothing takes, from its launch to its end; 0 where there is no recording. To be found out while
+        nobody else works on the device: what others' work adds would be taken off the calls' time, and nothing of short ones be left."""
+        if self._replay is None:
+            return 0.0
         self._next_to_nothing()  # what is recorded must have been done once
         recorded = self._device.record(self._next_to_nothing)
         return sorted(self._timed(recorded) for _ in range(LAUNCHES))[LAUNCHES // 2] if recorded else 0.0

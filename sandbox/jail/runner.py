@@ -23,7 +23,8 @@ believes nothing it reads from a reply beyond what it can check itself.
     prepare_fresh  calls outputs                             ->                     (where time_fresh's inputs will lie)
     time_fresh     (see there)                               -> span_ms, warm_ms    [CPU only]
     time_copying   calls outputs + descriptor of the inputs  -> span_ms             [CPU only]
-    prepare_arena  calls outputs record twice                -> recorded, refused, launch_ms  [with an arena only]
+    prepare_arena  calls outputs record twice                -> recorded, refused              [with an arena only]
+    time_launch                                              -> launch_ms           [after prepare_arena, reference only]
     time_arena     where                                     -> span_ms, warm_ms, left        [after prepare_arena]
     start_profiler                                           -> nothing; makes the next profile quick
     profile        slot                                      -> kernels, own, busy_ms
@@ -340,7 +341,11 @@ class Runner:
             )  # fmt: skip
         self.refused = self.refused or calls.refused
         refused = self.refused if order["record"] else ""
-        return {"recorded": calls.recorded, "refused": refused, "launch_ms": calls.launch_ms}, []
+        return {"recorded": calls.recorded, "refused": refused}, []
+
+    def do_time_launch(self, message: Message) -> tuple[dict, list[torch.Tensor]]:
+        with torch.no_grad():
+            return {"launch_ms": self.arena_calls.launch_ms()}, []
 
     def do_time_arena(self, message: Message) -> tuple[dict, list[torch.Tensor]]:
         with torch.no_grad():

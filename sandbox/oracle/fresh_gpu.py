@@ -95,7 +95,7 @@ class ArenaOutputs:
       failing: makes the exception for a runner whose outputs cannot be found.
 
     Attributes:
-      launch_ms: of a block's time, what its launch takes where it is recorded, as the runner says; 0 unless `twice`.
+      launch_ms: of a block's time, what its launch takes where it is recorded, as the runner says; 0 until `find_launch`.
       refused: why it has recorded nothing, as it says.
     """
 
@@ -133,9 +133,13 @@ class ArenaOutputs:
             "prepare_arena", timeout_s, calls=calls, outputs=self.entries, record=record, twice=self._twice
         )
         self._left, self._recorded = [], record and message.header.get("recorded") is True
-        self.launch_ms = claim_of(message.header.get("launch_ms")) if self._twice else 0.0
         self.refused = str(message.header.get("refused") or "")[:MAX_REASON_CHARS]
         return self._recorded
+
+    def find_launch(self, timeout_s: float) -> None:
+        """Has the runner, the reference's, find out `launch_ms`. To be called while the device is this evaluation's alone."""
+        message = self._order("time_launch", timeout_s)
+        self.launch_ms = claim_of(message.header.get("launch_ms"))
 
     def run(self, block: GpuBlock, places: Sequence[torch.Tensor], timeout_s: float) -> Run:
         """Has the runner do a block's calls; reads the elements numbered `places` (one tensor for each output)."""
