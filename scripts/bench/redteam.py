@@ -1,10 +1,10 @@
 """What every known attack on the judge comes to: outcome, and speed against its honest twin.
 
-    python scripts/bench/redteam.py [--gpu] [--only WORDS] [--share 1/2] [--out scripts/bench/results/redteam_cpu.json]
+    python scripts/bench/redteam.py [--gpu] [--only WORDS] [--share 1/2] [--together 8] [--out scripts/bench/results/redteam_cpu.json]
 
 Starts a server of its own with an empty cache, judges the cases of tests/redteam (attacks, then honest work; with --gpu those
-of tests/gpu/redteam), prints a table and writes JSON with versions, date and command. The exit status is 1 if an attack
-gained or honest work failed.
+of tests/gpu/redteam; with --together so many at once, each beside the others' work), prints a table and writes JSON with versions,
+date and command. The exit status is 1 if an attack gained or honest work failed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ import json
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from serving import ROOT, provenance
 
@@ -70,6 +73,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="cases whose name contains one of these words, separated by commas")
     parser.add_argument("--gpu", action="store_true", help="on cuda:0, its own cases and those of the CPU that run there")
     parser.add_argument("--share", type=_share, default=(1, 1), help="I/N: of every N cases the I-th, so that N cards share the work")
+    parser.add_argument("--together", type=int, default=1, metavar="N", help="N cases at once by N workers: the judge under load")
     parser.add_argument("--out", type=Path, help="default: redteam_cpu.json or redteam_gpu.json in scripts/bench/results")
     arguments = parser.parse_args()
     out = arguments.out or ROOT / f"scripts/bench/results/redteam_{'gpu' if arguments.gpu else 'cpu'}.json"
@@ -81,20 +85,24 @@ def main() -> None:
     plant_secret()
     try:
         with tempfile.TemporaryDirectory(prefix="sbt-", dir="/tmp") as name:
-            with running_server(Path(name), "--workers", "1", *device) as server, server.client() as client:
+            workers = ("--workers", str(arguments.together))
+            with (
+                running_server(Path(name), *workers, *device) as server, server.client() as client, ThreadPoolExecutor(arguments.together) as pool
+            ):  # fmt: skip
                 health = client.health()
                 red_team = GpuRedTeam(client) if arguments.gpu else RedTeam(client)
                 print(f"{'case':44} {'outcome':14} {'speed':>8} {'twin':>8}  verdict", flush=True)
-                attacks = []
-                for case in attack_cases:
-                    if any(word in case.name for word in words):
-                        attacks.append(attack_row(red_team, case))
-                        _print(attacks[-1], f"{case.number:02} {case.name}")
-                honests = []
-                for case in honest_cases:
-                    if any(word in case.name for word in words):
-                        honests.append(honest_row(red_team, case))
-                        _print(honests[-1], f"honest {case.name}")
+
+                def rows(judge: Callable[[RedTeam, Any], dict], cases: Sequence[Any], label: Callable[[Any], str]) -> list[dict]:
+                    named = [case for case in cases if any(word in case.name for word in words)]
+                    found = []
+                    for case, row in zip(named, pool.map(lambda case: judge(red_team, case), named), strict=True):
+                        found.append(row)
+                        _print(row, label(case))
+                    return found
+
+                attacks = rows(attack_row, attack_cases, lambda case: f"{case.number:02} {case.name}")
+                honests = rows(honest_row, honest_cases, lambda case: f"honest {case.name}")
     finally:
         remove_secret()
     bad = [row["name"] for row in (*attacks, *honests) if row["problems"]]
@@ -102,6 +110,7 @@ def main() -> None:
         **provenance(),
         "level": health.level,
         "share": f"{share}/{shares}",
+        "together": arguments.together,
         "attacks": len(attacks),
         "honest": len(honests),
         "failed": bad,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import re
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -86,12 +88,12 @@ def text_of(result: EvaluationResult) -> str:
 
 
 class RedTeam:
-    """Judges cases through one client and remembers how fast the honest twins are."""
+    """Judges cases through one client and remembers how fast the honest twins are. Several threads may attack at once."""
 
     def __init__(self, client: SandboxClient):
         self._client = client
         self._twins: dict[tuple[str, str], float] = {}
-        self._number = 0
+        self._looking, self._numbers = threading.Lock(), itertools.count(1)
 
     def judge(self, candidate: Candidate, task: TaskSpec, options: Options) -> EvaluationResult:
         """A verdict of its own, never one that is remembered."""
@@ -110,9 +112,8 @@ class RedTeam:
         return result
 
     def _fresh(self, candidate: Candidate) -> Candidate:
-        self._number += 1
         mark = "//" if candidate.form == "kernel" else "#"
-        source = f"{candidate.source}\n{mark} evaluation {self._number}\n"
+        source = f"{candidate.source}\n{mark} evaluation {next(self._numbers)}\n"
         return candidate.model_copy(update={"source": source})
 
     def attack(self, case: Case) -> Report:
@@ -135,12 +136,13 @@ class RedTeam:
         if twin is None or "ok" not in case.outcomes or case.options.timing == "none":
             return None
         key = (case.task.name, case.candidate.form)
-        if again or key not in self._twins:
-            results = [self.judge(twin.candidate, twin.task, TIMED) for _ in range(TRIES)]
-            for result in results:
-                assert result.timing is not None, f"the honest twin is not timed: {text_of(result)}"
-            self._twins[key] = max([self._twins.get(key, 0.0), *(result.timing.credited for result in results)])
-        return self._twins[key]
+        with self._looking:
+            if again or key not in self._twins:
+                results = [self.judge(twin.candidate, twin.task, TIMED) for _ in range(TRIES)]
+                for result in results:
+                    assert result.timing is not None, f"the honest twin is not timed: {text_of(result)}"
+                self._twins[key] = max([self._twins.get(key, 0.0), *(result.timing.credited for result in results)])
+            return self._twins[key]
 
     def canary(self) -> EvaluationResult:
         """An honest evaluation, to see whether an attack has left the judge untouched."""

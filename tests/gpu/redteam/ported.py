@@ -105,18 +105,19 @@ class GpuRedTeam(RedTeam):
     def submit(self, candidate: Candidate, task: TaskSpec, options: Options) -> str:
         return super().submit(*_moved(candidate, task, options))
 
-    def twin_speedup(self, case: Case) -> float | None:
+    def twin_speedup(self, case: Case, again: bool = False) -> float | None:
         name = case.task.name
         if name not in TWINS:
-            return super().twin_speedup(case)
+            return super().twin_speedup(case, again)
         if "ok" not in case.outcomes:
             return None
         key = (name, case.candidate.form)
-        if key not in self._twins:
-            result = self.judge(_twin(name), case.task, TIMED)
-            assert result.outcome == "ok", f"the honest twin is judged {result.outcome}: {text_of(result)}"
-            self._twins[key] = result.speedup
-        return self._twins[key]
+        with self._looking:
+            if again or key not in self._twins:
+                result = self.judge(_twin(name), case.task, TIMED)
+                assert result.outcome == "ok", f"the honest twin is judged {result.outcome}: {text_of(result)}"
+                self._twins[key] = max(self._twins.get(key, 0.0), result.speedup)
+            return self._twins[key]
 
     def canary(self) -> EvaluationResult:
         return self.judge(_twin("task_add"), _task("task_add"), CHECKED)
