@@ -51,6 +51,8 @@ BINDS = """#if !defined(__CUDACC__) || defined(SANDBOX_LEAN_BINDS)
 #endif
 """
 """Before the source, or a brace that it leaves open would be said of every header that the binding needs."""
+FORMS = ((), ("-DSANDBOX_LEAN_LIGHT",), ("-DSANDBOX_LEAN_LIGHT", "-DSANDBOX_LEAN_SHORT"))
+"""Of the header: whole, light, and light with the 16-bit element types."""
 LIBRARIES = ("c10", "c10_cuda", "torch_cpu", "torch_cuda", "torch", "torch_python")
 """PyTorch's, which every extension is linked to; a build of it for CPUs lacks two."""
 _LIBRARY = re.compile(
@@ -67,7 +69,9 @@ _LIGHT = frozenset(
 )
 """Names of the standard library that the light form of the header brings along."""
 _STANDARD = re.compile(r"\bstd\s*::\s*(\w+)")
-_HEAVY = re.compile(r"using\s+namespace\s+std\b|\bc?str\s*\(|(?<!\bk)(Half|BFloat16)\b|_HALF\b|_REDUCED_")
+_HEAVY = re.compile(r"using\s+namespace\s+std\b|\bc?str\s*\(")
+_SHORT_FLOATS = re.compile(r"(?<!\bk)(Half|BFloat16)\b|_HALF\b|_REDUCED_")
+"""PyTorch's own 16-bit types."""
 _CUDAS_SHORT_FLOATS = {
     re.compile(r"__half|\bhalf2?\b"): re.compile(r"#\s*include\s*[<\"](?:cuda_fp16|cuda_bf16|mma)\."),
     re.compile(r"bfloat16"): re.compile(r"#\s*include\s*[<\"](?:cuda_bf16|mma)\."),
@@ -101,10 +105,15 @@ class Lean:
 
 def is_light(request: ExtensionRequest) -> bool:
     """Whether the light form of the header will do, which takes nvcc a third of the time: without the standard library's strings and
-    streams and without PyTorch's 16-bit element types."""
+    streams."""
+    return not _HEAVY.search(request.text) and _LIGHT.issuperset(_STANDARD.findall(request.text))
+
+
+def has_short_floats(request: ExtensionRequest) -> bool:
+    """Whether the light form needs the 16-bit element types besides, which take as long as all the rest of it."""
     text = request.text if not _VARIABLE.search(request.text) else re.sub(r"\bhalf\b", " ", request.text)
     left_to_us = any(words.search(text) and not header.search(text) for words, header in _CUDAS_SHORT_FLOATS.items())
-    return not (left_to_us or _HEAVY.search(text)) and _LIGHT.issuperset(_STANDARD.findall(text))
+    return left_to_us or bool(_SHORT_FLOATS.search(text))
 
 
 class LeanRoad:
@@ -193,7 +202,7 @@ class LeanRoad:
         lines = [f"{shlex.join([*compiler, '-O2', *includes, '-c', f'{unit}.cpp', '-o', f'{unit}.o'])} & p{n}=$!" for n, unit in enumerate(units)]
         # A header that was precompiled at -O2 serves at -O1 and -O3 too; the compiler takes the one that fits, or the text.
         said = ["-DSANDBOX_LEAN", *(["-DSANDBOX_LEAN_CUDA", *host_flags([])] if cuda else [])]
-        for n, flags in enumerate((form, *level) for form in ("-USANDBOX_LEAN_LIGHT", "-DSANDBOX_LEAN_LIGHT") for level in ([], ["-O2"])):
+        for n, flags in enumerate((*form, *level) for form in FORMS for level in ([], ["-O2"])):
             command = [*compiler, *said, *flags, "-Iinclude", *includes, "-x", "c++-header", "include/torch/extension.h"]
             lines.append(f"{shlex.join([*command, '-o', f'{PRECOMPILED}/{n}.gch'])} >/dev/null 2>&1 &")
         for name in LIBRARIES:

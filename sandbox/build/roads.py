@@ -32,7 +32,7 @@ from sandbox.build.cub import cub_parts, macro
 from sandbox.build.cuda import compile_command, host_flags, kernels_in, link_flags, refusal
 from sandbox.build.extension import CUDA_SUFFIXES, ExtensionRequest
 from sandbox.build.headers import BASE_FLAGS, Headers
-from sandbox.build.lean_road import LIBRARIES, LeanRoad, hopeless, in_pytorchs_words, is_light, may_differ, missing_members
+from sandbox.build.lean_road import LIBRARIES, LeanRoad, has_short_floats, hopeless, in_pytorchs_words, is_light, may_differ, missing_members
 from sandbox.build.locks import build_lock
 from sandbox.build.logs import first_errors
 from sandbox.build.toolchain import Cuda, find_cuda, find_toolchain
@@ -259,8 +259,10 @@ class ExtensionBuilder:
             if lean is None:
                 return None
             parts = cub_parts(request.text) if light else ()
+            few = light and is_light(request)
             said = {
-                "LEAN_CUDA": cuda, "LEAN_LIGHT": light and is_light(request), "LEAN_BINDS": request.binds_in_cuda, "CUB_PARTS": parts,
+                "LEAN_CUDA": cuda, "LEAN_LIGHT": few, "LEAN_SHORT": few and has_short_floats(request),
+                "LEAN_BINDS": request.binds_in_cuda, "CUB_PARTS": parts,
             }  # fmt: skip
             flags = ("-DSANDBOX_LEAN", *(f"-DSANDBOX_{name}" for name, is_so in said.items() if is_so), *(f"-D{macro(part)}" for part in parts))
             return Way(

@@ -14,7 +14,7 @@ from sandbox.build.artifacts import ArtifactStore
 from sandbox.build.cuda import compile_command, find_cuobjdump
 from sandbox.build.extension import parse_request
 from sandbox.build.headers import BASE_FLAGS
-from sandbox.build.lean_road import SOURCES, STANDS_FOR, LeanRoad, in_pytorchs_words, is_light, may_differ, missing_members
+from sandbox.build.lean_road import FORMS, SOURCES, STANDS_FOR, LeanRoad, has_short_floats, in_pytorchs_words, is_light, may_differ, missing_members
 from sandbox.build.roads import ROADS, ROADS_VARIABLE, ExtensionBuilder, allowed_roads
 from sandbox.build.toolchain import find_cuda, find_toolchain
 from sandbox.jail.spawn import Zygote
@@ -187,14 +187,15 @@ class Headers:
 
 @needs_extensions
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
-def test_cuda_sources_compile_against_it(tmp_path):
+@pytest.mark.parametrize("form", [FORMS[0], FORMS[2]], ids=["whole", "light"])
+def test_cuda_sources_compile_against_it(tmp_path, form):
     """Against the header alone: the support library's part for CUDA compiles only where PyTorch has CUDA (tests/gpu)."""
     toolchain, cuda = find_toolchain(), find_cuda()
     LeanRoad(ArtifactStore(tmp_path / "store"), toolchain, tmp_path, lambda s: None, Headers())._write_headers(tmp_path / "include")
 
     def compiled(source):
         (tmp_path / "cuda.cu").write_text(source)
-        command = [*compile_command(cuda, "sm_90", toolchain.compiler.path, ["-O3"]), "-DSANDBOX_LEAN", "-DSANDBOX_LEAN_CUDA"]
+        command = [*compile_command(cuda, "sm_90", toolchain.compiler.path, ["-O3"]), "-DSANDBOX_LEAN", "-DSANDBOX_LEAN_CUDA", *form]
         command += [f"-I{tmp_path / 'include'}", *(word for path in toolchain.includes for word in ("-isystem", str(path)))]
         return subprocess.run([*command, "-c", "cuda.cu", "-o", "cuda.o"], cwd=tmp_path, capture_output=True, text=True, check=False)
 
@@ -217,32 +218,32 @@ def test_pytorch_s_headers_are_replaced_by_name(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("source", "light"),
+    ("source", "light", "short"),
     [
-        ("torch::Tensor f(torch::Tensor x, std::vector<int64_t> n) { return x; }", True),
-        ("cudaStream_t s = at::cuda::getCurrentCUDAStream(); printf(cudaGetErrorString(e)); x.to(torch::kHalf);", True),
-        ("// std::string in a comment\nint f();", True),
-        ("std::string f();", False),
-        ("std :: ostringstream text;", False),
-        ("using namespace std;\nvector<int> f();", False),
-        ("at::Half f();", False),
-        ("AT_DISPATCH_FLOATING_TYPES_AND_HALF(x.scalar_type(), \"f\", [&] {});", False),
-        ("AT_DISPATCH_FLOATING_TYPES(x.scalar_type(), \"f\", [&] {});", True),
-        ("auto text = c10::str(1);", False),
-        ("__half f(__half x);", False),
-        ("half2 f(half2 x);", False),
-        ("__nv_bfloat16 f();", False),
-        ("#include <cuda_fp16.h>\n__half f(__half x); half2 g(half2 x);", True),
-        ("#include <cuda_fp16.h>\n__nv_bfloat16 f();", False),
-        ("#include <cuda_bf16.h>\n__nv_bfloat16 f(); half g(half x);", True),
-        ("#include <cuda_fp16.h>\nat::Half f();", False),
-        ("// a half, in bfloat16 /* of it */\n/* at::Half\n std::string */ int f();", True),
-        ("for (int half = n / 2; half > 0; half /= 2) f(half);", True),
-        ("const int half_width = n / 2;", True),
+        ("torch::Tensor f(torch::Tensor x, std::vector<int64_t> n) { return x; }", True, False),
+        ("cudaStream_t s = at::cuda::getCurrentCUDAStream(); printf(cudaGetErrorString(e)); x.to(torch::kHalf);", True, False),
+        ("// std::string in a comment\nint f();", True, False),
+        ("std::string f();", False, False),
+        ("std :: ostringstream text;", False, False),
+        ("using namespace std;\nvector<int> f();", False, False),
+        ("at::Half f();", True, True),
+        ("AT_DISPATCH_FLOATING_TYPES_AND_HALF(x.scalar_type(), \"f\", [&] {});", True, True),
+        ("AT_DISPATCH_FLOATING_TYPES(x.scalar_type(), \"f\", [&] {});", True, False),
+        ("auto text = c10::str(1);", False, False),
+        ("__half f(__half x);", True, True),
+        ("half2 f(half2 x);", True, True),
+        ("__nv_bfloat16 f();", True, True),
+        ("#include <cuda_fp16.h>\n__half f(__half x); half2 g(half2 x);", True, False),
+        ("#include <cuda_fp16.h>\n__nv_bfloat16 f();", True, True),
+        ("#include <cuda_bf16.h>\n__nv_bfloat16 f(); half g(half x);", True, False),
+        ("#include <cuda_fp16.h>\nat::Half f();", True, True),
+        ("// a half, in bfloat16 /* of it */\n/* at::Half\n std::string */ int f();", True, False),
+        ("for (int half = n / 2; half > 0; half /= 2) f(half);", True, False),
+        ("const int half_width = n / 2;", True, False),
     ],
 )
-def test_sources_without_strings_streams_and_16_bit_types_take_the_light_form(source, light):
-    assert is_light(request(source)) is light
+def test_sources_without_strings_and_streams_take_the_light_form_with_16_bit_types_where_they_need_them(source, light, short):
+    assert is_light(request(source)) is light and has_short_floats(request(source)) is short
 
 
 @needs_extensions
@@ -273,6 +274,7 @@ def test_messages_read_alike_in_either_form(built_headers, tmp_path):
         said = {}
         for form, source, roads in (
             ("light", MESSAGES, ROADS),
+            ("short", MESSAGES + "at::Half unused();", ROADS),
             ("whole", MESSAGES + "std::string unused();", ROADS),
             ("pytorch", MESSAGES, ("fast", "plain")),
         ):
@@ -290,7 +292,7 @@ def test_messages_read_alike_in_either_form(built_headers, tmp_path):
                 with pytest.raises(RuntimeError) as error:
                     module.f(x, k, 2.25)
                 said[form].append(str(error.value).splitlines()[0])
-        assert said["light"] == said["whole"] == said["pytorch"]
+        assert said["light"] == said["short"] == said["whole"] == said["pytorch"]
         assert said["light"][0] == "sizes [2, 3], type Float and float on cpu, k = 1." and "not implemented for 'Half'" in said["light"][-1]
     finally:
         zygote.close()
@@ -310,7 +312,7 @@ def test_the_compiler_takes_the_precompiled_header_and_the_linker_reads_none_of_
     assert {"libc10.so", "libtorch_cpu.so", "libtorch_python.so"} <= set(re.findall(r"NEEDED\s+(\S+)", needed))
     toolchain = find_toolchain()
     assert sum(path.stat().st_size for path in lean.stubs.iterdir()) < (toolchain.libraries / "libtorch_cpu.so").stat().st_size / 100
-    for form in ([], ["-DSANDBOX_LEAN_LIGHT"]):
+    for form in FORMS:
         for level in ([], ["-O1"], ["-O3"]):
             command = [toolchain.compiler.path, *BASE_FLAGS, "-DSANDBOX_LEAN", "-DTORCH_EXTENSION_NAME=x", *form, *level, f"-I{lean.include}"]
             command += [word for path in toolchain.includes for word in ("-isystem", str(path))]

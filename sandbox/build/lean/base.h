@@ -12,14 +12,16 @@
 #include <utility>
 #include <vector>
 
-// SANDBOX_LEAN_LIGHT: the source uses neither strings nor streams nor 16-bit element types.
+// SANDBOX_LEAN_LIGHT: the source uses neither strings nor streams, and 16-bit element types only with SANDBOX_LEAN_SHORT.
 #ifdef SANDBOX_LEAN_LIGHT
 #include "text.h"
 #else
+#define SANDBOX_LEAN_SHORT
 #include <ostream>
 #include <sstream>
 #include <string>
-
+#endif
+#ifdef SANDBOX_LEAN_SHORT
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
 #endif
@@ -32,6 +34,8 @@ namespace sandbox_lean {
 using Stream = Text;
 #else
 using Stream = std::ostream;
+#endif
+#ifdef SANDBOX_LEAN_SHORT
 using c10::BFloat16;
 using c10::Half;
 #endif
@@ -46,10 +50,10 @@ enum class DeviceType : int8_t { CPU = 0, CUDA = 1 };
 enum class Layout : int8_t { Strided = 0 };
 enum class MemoryFormat : int8_t { Contiguous = 0, Preserve = 1, ChannelsLast = 2, ChannelsLast3d = 3 };
 
-#ifdef SANDBOX_LEAN_LIGHT
-#define SANDBOX_LEAN_SHORT_FLOATS(X)
-#else
+#ifdef SANDBOX_LEAN_SHORT
 #define SANDBOX_LEAN_SHORT_FLOATS(X) X(::c10::Half, Half) X(::c10::BFloat16, BFloat16)
+#else
+#define SANDBOX_LEAN_SHORT_FLOATS(X)
 #endif
 #define SANDBOX_LEAN_TYPES(X)                                                                                    \
   X(uint8_t, Byte) X(int8_t, Char) X(int16_t, Short) X(int, Int) X(int64_t, Long) X(float, Float) X(double, Double) \
@@ -72,7 +76,7 @@ inline const char* toString(ScalarType type) {
 #define SANDBOX_LEAN_NAME(T, name) case ScalarType::name: return #name;
     SANDBOX_LEAN_TYPES(SANDBOX_LEAN_NAME)
 #undef SANDBOX_LEAN_NAME
-#ifdef SANDBOX_LEAN_LIGHT
+#ifndef SANDBOX_LEAN_SHORT
     case ScalarType::Half: return "Half";
     case ScalarType::BFloat16: return "BFloat16";
 #endif

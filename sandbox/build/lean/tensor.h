@@ -54,7 +54,7 @@ class Tensor {
 #define SANDBOX_LEAN_SIZE(T, name) case ScalarType::name: return sizeof(T);
       SANDBOX_LEAN_TYPES(SANDBOX_LEAN_SIZE)
 #undef SANDBOX_LEAN_SIZE
-#ifdef SANDBOX_LEAN_LIGHT
+#ifndef SANDBOX_LEAN_SHORT
       case kHalf: case kBFloat16: return 2;
 #endif
       default: return 0;
