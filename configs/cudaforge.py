@@ -20,7 +20,7 @@ def get_config() -> ConfigDict:
     c.model.update(dict(init="huggingface", param_dtype="bfloat16", attention="xla"))
     c.learner.mesh.fsdp = 1
     c.sandbox.language = "cuda"
-    c.sandbox.profile = "ncu"  # the Judge reads hardware counters; "kernels" where a GPU does not permit them
+    c.sandbox.profile = "ncu"  # the Judge reads hardware counters; "" where a GPU does not permit them
     c.sandbox.build_s = 240.0  # chosen: CUDA sources compile for longer
     # Chosen: a message may reason. A later prompt holds task, one kernel, its verdict and one instruction.
     c.rollout.update(dict(max_policy_tokens=16_384, max_context_tokens=32_768, max_rows=16))

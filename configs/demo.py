@@ -101,9 +101,7 @@ def get_config() -> ConfigDict:
             correctness_trials=2,
             timing="quick",
             baselines=("eager",),  # what candidates are timed against; speedups are over eager
-            # What agents are told of a right kernel on a GPU, besides its times: "kernels" (shares of device time), "ncu" (hardware
-            # counters too, some seconds a kernel), "none", or "" for kernels where the reward asks for coverage.
-            profile="",
+            profile="",  # "ncu": agents are told hardware counters of a right kernel too, where the GPU permits them; some seconds each
             target_arch="",  # where triton is judged on a CPU: the GPU that kernels must compile for, such as "sm_90"
             build_s=60.0,  # deadlines of the stages
             load_s=30.0,

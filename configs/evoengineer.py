@@ -18,6 +18,7 @@ from configs.cudaforge import get_config as cudaforge
 
 def get_config() -> ConfigDict:
     c = cudaforge()
+    c.sandbox.profile = ""  # its prompts tell times and verdicts
     c.rollout.context = "kernels"  # every trial answers a prompt of its own
     c.evaluation.turns = 45  # trials
     c.evaluation.search = ConfigDict(

@@ -2,7 +2,7 @@
 
 A task's reference is costly to make (a process, on a GPU a context of its own, rounding, fresh inputs for the audit),
 and every oracle keeps those that it used last. So candidates of one task go to few oracles, and different tasks to
-different ones. The order of one task's candidates never changes, but for whose turn it is (`sandbox.lanes`).
+different ones. The order of one task's candidates is that of `sandbox.lanes`.
 """
 
 from __future__ import annotations

@@ -153,13 +153,15 @@ class Scheduler:
             return known
         self._make_room(request.client, sum(len(arm.control) + len(arm.treated) for arm in request.arms))
         verification_id = f"ver-{secrets.token_hex(8)}"
+        everyone = [candidate for arm in request.arms for candidate in (*arm.control, *arm.treated)]
+        head_start_s = max(map(expected_s, everyone), default=0.0)  # one for all, which are to take turns
         arms = []
         for place, arm in enumerate(request.arms):
             ids: tuple[list[str], list[str]] = ([], [])
             for number in range(max(len(arm.control), len(arm.treated))):
                 for side, candidates in zip(ids, (arm.control, arm.treated), strict=True):
                     if number < len(candidates):
-                        side.append(self._add(request, arm.task, candidates[number], f"{verification_id}.{place}").id)
+                        side.append(self._add(request, arm.task, candidates[number], f"{verification_id}.{place}", head_start_s).id)
             arms.append(ids)
         self._ledger.add_verification(verification_id, arms, Asked.of(request))
         self._ledger.remember_answer(request.client_key, body, verification_id)
@@ -268,7 +270,14 @@ class Scheduler:
 
     # ------------------------------------------------------------ life of a record
 
-    def _add(self, request: EvaluationRequest | VerificationRequest, task: TaskSpec, candidate: Candidate, arm: str = "") -> Record:
+    def _add(
+        self,
+        request: EvaluationRequest | VerificationRequest,
+        task: TaskSpec,
+        candidate: Candidate,
+        arm: str = "",
+        head_start_s: float | None = None,
+    ) -> Record:
         job = {
             "task": task.model_dump(),
             "candidate": candidate.model_dump(),
@@ -287,7 +296,7 @@ class Scheduler:
             client=request.client,
             priority=request.priority,
             arm=arm,
-            due_s=now - expected_s(candidate),
+            due_s=now - (expected_s(candidate) if head_start_s is None else head_start_s),
         )
         self._ledger.add(record)
         log.info("queued", extra=fields(evaluation=record.id, client=record.client or None, task=task.name, language=candidate.language))

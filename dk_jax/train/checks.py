@@ -47,7 +47,7 @@ CHOICES = {
     "corpus.diversity.on": (True, False),
     "evaluation.inject": (True, False),
     "evaluation.untrained": (True, False),
-    "sandbox.profile": ("", "none", "kernels", "ncu"),
+    "sandbox.profile": ("", "ncu"),
     "rl.keep_best": ("", "reward", "correct", "correct_first_turn", "speedup", "fast_1", "fast_1.5", "compiled"),
 }
 """Switches, and what they may be."""

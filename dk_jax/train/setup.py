@@ -185,11 +185,10 @@ def kernel_variants(language: str) -> tuple[Callable[[Task], Sequence[Variant]],
 
 
 def _profile(cfg: ConfigDict) -> bool | Literal["ncu"]:
-    """What `sandbox.profile` comes to; a CPU has no profiler."""
-    named = cfg.sandbox.profile
-    if cfg.sandbox.device == "cpu" or named == "none":
+    """What `sandbox.profile` and the reward ask for; a CPU has no profiler."""
+    if cfg.sandbox.device == "cpu":
         return False
-    return "ncu" if named == "ncu" else named == "kernels" or cfg.reward.w_coverage > 0
+    return "ncu" if cfg.sandbox.profile == "ncu" else cfg.reward.w_coverage > 0
 
 
 def sandbox_options(cfg: ConfigDict) -> Options:
@@ -220,14 +219,14 @@ def make_judge(cfg: ConfigDict, socket: str, journal: Journal | None) -> Sandbox
         problem = support.problem if support is not None and support.problem else f"no form {s.form!r}"
         raise ConfigError(f"the sandbox can't judge language {s.language!r}, form {s.form!r}: {problem}")
     if options.profile == "ncu" and not offered.counters.available:
-        raise ConfigError(f"sandbox.profile is 'ncu': {offered.counters.problem}; --config.sandbox.profile=kernels does without counters")
+        raise ConfigError(f"sandbox.profile is 'ncu': {offered.counters.problem}; --config.sandbox.profile= (in another workdir) does without")
     return SandboxJudge(
         client=client,
         device=s.device,
         language=s.language,
         form=s.form,
         options=options,
-        verify_options=options,
+        verify_options=options.model_copy(update={"profile": bool(options.profile)}),  # which look at speeds alone
         journal=journal,
         max_parallel=s.parallel_tasks,
         retry_for_s=s.retry_for_s,

@@ -28,6 +28,8 @@ and the audit replays recordings, an ordinary call is faster because what it wri
 times the ordinary time, of candidate and reference alike). What a claim is held against where both bounds are passed, the ratio that the
 audit has seen, is sound too."""
 RULED_BY = "oracle wall clock on fresh inputs"
+LAUNCH_S = 5.0
+"""For some launches of the reference's own, however little of the candidate's time is left."""
 GPU_ROUNDS = 3
 """So many audits, each on inputs of its own, before a GPU's timing is ruled. Their clock is the host's, which another process that opens
 or ends a context holds up for a millisecond (seen: 82 us instead of 34 for a call, in the first evaluations of a server). No luck makes
@@ -74,7 +76,7 @@ def audit(
     """
     calls = len(blocks[0].calls)
     if isinstance(ours, ArenaOutputs):
-        ours.find_launch(left_s())
+        ours.find_launch(max(left_s(), LAUNCH_S))
     found = Audit(calls=calls, launch_ms=ours.launch_ms, apart_ms=ours.apart_ms)
     for number, block in enumerate(rng.sample(blocks, len(blocks))):
         places = sample_places(ours.entries, rng)

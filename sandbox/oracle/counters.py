@@ -75,7 +75,14 @@ class Counting(Protocol):
     def counted_runner(self, device: str, memory_bytes: int, metrics: Sequence[str], kernels: Sequence[str] = (), *sources: str) -> Runner: ...
 
     def load(
-        self, job: Job, reference: Reference, verdict: Draft, builds: Builds, on_built: Callable[[], None], make: Callable[[], Runner]
+        self,
+        job: Job,
+        reference: Reference,
+        verdict: Draft,
+        builds: Builds,
+        on_built: Callable[[], None],
+        on_runner: Callable[[], None],
+        make: Callable[[], Runner],
     ) -> Runner: ...
 
 

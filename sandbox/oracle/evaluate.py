@@ -181,6 +181,7 @@ class Judge:
         except TaskRejected as error:
             if why := lost(job.task.device):
                 return verdict.result("infra_error", why)
+            self._tidy()  # what the candidate held is no other's
             if error.out_of_memory and (full := crowded(job.task.device)):
                 self._references.close()  # in the middle of its work, too, a reference may find that others have filled the card
                 return verdict.result("infra_error", full, transient=True)

@@ -93,7 +93,8 @@ def crowded(device: str, supervisor: int | None = None) -> str | None:
     own_bytes = sum(held.get(pid, 0) for pid in members(supervisor)) if supervisor is not None else 0
     if own_bytes > MODEST_SHARE * memory_share() * total_bytes:
         return None
+    own = f" and this evaluation holds {own_bytes >> 20}" if supervisor is not None else ""
     return (
-        f"only {free_bytes >> 20} of the {total_bytes >> 20} MiB of {device} are free and this evaluation holds "
-        f"{own_bytes >> 20}: start the sandbox with fewer workers, or give other programs less of the card"
+        f"only {free_bytes >> 20} of the {total_bytes >> 20} MiB of {device} are free{own}: "
+        "start the sandbox with fewer workers, or give other programs less of the card"
     )

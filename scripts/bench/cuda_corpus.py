@@ -94,11 +94,12 @@ def main() -> None:
     options = Options(timing=arguments.timing, build_s=arguments.build_s)
     rows: list[dict] = []
     latencies: list[float] = []
+    began = provenance()
 
     def write(**more) -> dict:
         """The report on what has been judged so far: a run that is cut short leaves that."""
         report = {
-            **provenance(),
+            **began,
             "roads_allowed": os.environ.get(ROADS_VARIABLE, "all"),
             "cases": len(rows),
             "latency_s": latencies and {"median": statistics.median(latencies), "worst": max(latencies)},

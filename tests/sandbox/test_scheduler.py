@@ -179,11 +179,13 @@ def test_extensions_are_counted_by_road_where_they_were_built():
     scenario(test)
 
 
-def test_control_and_treated_take_turns():
+@pytest.mark.parametrize("form", ["kernel", "module"])
+def test_control_and_treated_take_turns(form):
+    """Also where one side's builds are expected to take longer than the other's."""
+
     async def test(scheduler, worker):
-        arm = VerificationTask(
-            task=TASK, control=[named("c0"), named("c1")], treated=[named("t0"), named("t1"), named("t2")]
-        )
+        treated = [named(name).model_copy(update={"form": form}) for name in ("t0", "t1", "t2")]
+        arm = VerificationTask(task=TASK, control=[named("c0"), named("c1")], treated=treated)
         verification = scheduler.submit_verification(VerificationRequest(arms=[arm], options=OPTIONS))
         for _ in range(5):
             worker.answer()

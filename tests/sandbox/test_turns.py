@@ -232,21 +232,29 @@ def test_a_reference_that_found_no_room_is_made_again_once_the_warm_ones_are_gon
     assert warm.closed and loader.asked == 2
 
 
-@pytest.mark.parametrize(("free_gib", "outcome"), [(1, "infra_error"), (40, "task_rejected")])
-def test_a_reference_that_finds_a_full_card_in_the_middle_of_its_work_is_judged_again(tmp_path, task, monkeypatch, free_gib, outcome):
-    Card(monkeypatch, free_gib)
+@pytest.mark.parametrize(
+    ("free_gib", "candidate_gib", "outcome"), [(1, 2, "infra_error"), (40, 2, "task_rejected"), (1, 30, "task_rejected")]
+)
+def test_a_reference_that_finds_a_card_full_of_others_in_the_middle_of_its_work_is_judged_again(
+    tmp_path, task, monkeypatch, free_gib, candidate_gib, outcome
+):
+    card = Card(monkeypatch, free_gib)
     judge = Judge(scratch=tmp_path, store=ArtifactStore(tmp_path / "store"), threads=1, isolation="none")
     warm = FakeReference("warm")
     judge._references.get(task, lambda: warm)
 
+    def candidate_ends():
+        card.free_bytes += candidate_gib << 30
+
     def evaluate(job, verdict):
+        judge._left.append(candidate_ends)
         raise TaskRejected("the reference fails: CUDA out of memory", out_of_memory=True)
 
     monkeypatch.setattr(judge, "_evaluate", evaluate)
     on_gpu = task.model_copy(update={"device": "cuda:0"})
     result = judge.evaluate(Job(id="a", task=on_gpu, candidate=kernel(GOOD_BODY), options=Options()))
-    assert result.outcome == outcome and result.transient is warm.closed is (free_gib == 1)
-    assert ("fewer workers" if result.transient else "out of memory") in result.feedback
+    assert result.outcome == outcome and result.transient is warm.closed is (outcome == "infra_error")
+    assert ("MiB of cuda:0 are free: start the sandbox with fewer workers" if result.transient else "out of memory") in result.feedback
 
 
 def test_the_words_about_a_cuda_error_are_the_errors_own():
