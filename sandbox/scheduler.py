@@ -139,7 +139,7 @@ class Scheduler:
         if known is not None:
             return known
         self._make_room(request.client, len(request.candidates))
-        ids = [self._add(request, request.task, candidate).id for candidate in request.candidates]
+        ids = [self._add(request, request.task, candidate, expected_s(candidate)).id for candidate in request.candidates]
         self._ledger.remember_answer(request.client_key, body, ids)
         self._dispatch()
         return ids
@@ -154,14 +154,14 @@ class Scheduler:
         self._make_room(request.client, sum(len(arm.control) + len(arm.treated) for arm in request.arms))
         verification_id = f"ver-{secrets.token_hex(8)}"
         everyone = [candidate for arm in request.arms for candidate in (*arm.control, *arm.treated)]
-        head_start_s = max(map(expected_s, everyone), default=0.0)  # one for all, which are to take turns
+        head_start_s = max(map(expected_s, everyone))  # one for all, which are to take turns
         arms = []
         for place, arm in enumerate(request.arms):
             ids: tuple[list[str], list[str]] = ([], [])
             for number in range(max(len(arm.control), len(arm.treated))):
                 for side, candidates in zip(ids, (arm.control, arm.treated), strict=True):
                     if number < len(candidates):
-                        side.append(self._add(request, arm.task, candidates[number], f"{verification_id}.{place}", head_start_s).id)
+                        side.append(self._add(request, arm.task, candidates[number], head_start_s, f"{verification_id}.{place}").id)
             arms.append(ids)
         self._ledger.add_verification(verification_id, arms, Asked.of(request))
         self._ledger.remember_answer(request.client_key, body, verification_id)
@@ -275,8 +275,8 @@ class Scheduler:
         request: EvaluationRequest | VerificationRequest,
         task: TaskSpec,
         candidate: Candidate,
+        head_start_s: float,
         arm: str = "",
-        head_start_s: float | None = None,
     ) -> Record:
         job = {
             "task": task.model_dump(),
@@ -296,7 +296,7 @@ class Scheduler:
             client=request.client,
             priority=request.priority,
             arm=arm,
-            due_s=now - (expected_s(candidate) if head_start_s is None else head_start_s),
+            due_s=now - head_start_s,
         )
         self._ledger.add(record)
         log.info("queued", extra=fields(evaluation=record.id, client=record.client or None, task=task.name, language=candidate.language))

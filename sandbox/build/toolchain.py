@@ -45,7 +45,7 @@ def triton_file(*parts: str) -> Path | None:
 @functools.cache
 def extension_standard() -> str:
     """The C++ standard in which the installed PyTorch compiles extensions, such as "c++17": the one that it names most often where it
-    does so. Candidates are written for it, and nvcc takes a sixth to a quarter longer for the next one."""
+    does so. Candidates are written for it, and nvcc takes a sixth to a third longer in the next one."""
     spec = importlib.util.find_spec("torch")
     for root in (spec.submodule_search_locations or ()) if spec else ():
         source = Path(root, "utils", "cpp_extension.py")

@@ -74,16 +74,7 @@ class Counting(Protocol):
 
     def counted_runner(self, device: str, memory_bytes: int, metrics: Sequence[str], kernels: Sequence[str] = (), *sources: str) -> Runner: ...
 
-    def load(
-        self,
-        job: Job,
-        reference: Reference,
-        verdict: Draft,
-        builds: Builds,
-        on_built: Callable[[], None],
-        on_runner: Callable[[], None],
-        make: Callable[[], Runner],
-    ) -> Runner: ...
+    def load(self, job: Job, reference: Reference, verdict: Draft, builds: Builds, *, make: Callable[[], Runner]) -> Runner: ...
 
 
 class Counters:
@@ -152,7 +143,7 @@ class Counters:
         try:
             inputs = reference.inputs(secrets.randbits(40), COUNT_SLOT)
             builds = Builds(options.build_s)
-            with self._loader.load(patient, reference, Draft(job), builds, lambda: None, lambda: None, make) as loaded:
+            with self._loader.load(patient, reference, Draft(job), builds, make=make) as loaded:
                 fields, buffers = loaded.carrier.give(inputs.tensors)
                 loaded.call("set_inputs", left(), buffers, slot=0, args=inputs.args, **fields)
                 with self._alone(job.task.device):

@@ -216,7 +216,7 @@ class Judge:
                 self._loader.compile_ahead(job, reference, verdict)
                 builds = Builds(options.build_s)
                 candidate = self._loader.load(
-                    job, reference, verdict, builds, lambda: self._reached(verdict, "built"), lambda: self._get_ready(job)
+                    job, reference, verdict, builds, on_built=lambda: self._reached(verdict, "built"), on_runner=lambda: self._get_ready(job)
                 )  # fmt: skip
             except Failure:
                 raise

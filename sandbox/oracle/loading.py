@@ -261,8 +261,9 @@ class Loader:
         reference: Reference,
         verdict: Draft,
         builds: Builds,
-        on_built: Callable[[], None],
-        on_runner: Callable[[], None],
+        *,
+        on_built: Callable[[], None] = lambda: None,
+        on_runner: Callable[[], None] = lambda: None,
         make: Callable[[], Runner] | None = None,
     ) -> Runner:
         """A runner that has loaded the candidate; `on_built` is called once a bare kernel's library is there, `on_runner` once a module's

@@ -17,9 +17,11 @@ def team(kind, speeds):
     speeds = iter(speeds)
 
     def judge(candidate, task, options):
-        attack = "gains" in candidate.source
-        twins.append(candidate) if not attack else None
-        speedup = next(speeds) if attack else (1.0 if len(twins) <= (TRIES if kind is RedTeam else 1) else 2.0)
+        if "gains" in candidate.source:
+            speedup = next(speeds)
+        else:
+            twins.append(candidate)
+            speedup = 1.0 if len(twins) <= (TRIES if kind is RedTeam else 1) else 2.0
         return SimpleNamespace(outcome="ok", speedup=speedup, timing=SimpleNamespace(credited=speedup), integrity=[])
 
     found.judge = judge
