@@ -15,7 +15,7 @@ _TEMPLATES = re.compile(r"#\s*include\s*[<\"](?:cub|thrust|cutlass|cute|cuda/std
 """Libraries of templates, which take nvcc several times as long as all else."""
 _SECONDS = {"triton": 0.3, "cpp": 1.0, "cuda": 3.0}
 _MODULE_S, _TEMPLATES_S = 3.0, 9.0
-"""Seen on an H200's host (scripts/bench/results/judge_speed_cuda.json)."""
+"""Seen on an H200's host (scripts/bench/results/judge_speed.json)."""
 
 
 def expected_s(candidate: Candidate) -> float:

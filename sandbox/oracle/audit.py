@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from sandbox.jail.arena import padded
@@ -27,6 +28,13 @@ SLACK, REPLAYED_SLACK = 1.25, 1.15
 and the audit replays recordings, an ordinary call is faster because what it writes may stay in the cache (seen: audited calls of 1.18
 times the ordinary time, of candidate and reference alike). What a claim is held against where both bounds are passed, the ratio that the
 audit has seen, is sound too."""
+WRITTEN_BACK = 0.10
+"""What more an audited call may take, as a share of the time that memory needs for what it moves: it must write back what the call before it
+has left in the cache, an ordinary call leaves its own there. (Seen on an H200: a kernel for 67 MB, 15.9 us where memory needs 16.1, took 18.7
+to 19.3 us in audits.) It is forgiven to claims of about that time (see `AT_MEMORY`), since whoever states less than the truth gets no further
+down than there, and kernels that memory does not bound need it not."""
+AT_MEMORY = (0.8, 0.0), (0.9, 1.0), (1.1, 1.0), (1.4, 0.0)
+"""How much of that, by what is claimed over what memory needs; linear between these points."""
 RULED_BY = "oracle wall clock on fresh inputs"
 LAUNCH_S = 5.0
 """For some launches of the reference's own, however little of the candidate's time is left."""
@@ -223,18 +231,30 @@ def _all_outputs(outputs: AnyOutputs, calls: int) -> list[list[torch.Tensor]]:
 Ruled = tuple[Timing, Interval, Interval]
 
 
-def rule_rounds(timing: Timing, rounds: Iterable[Audit], *, replayed: bool = False) -> Ruled:
+def rule_rounds(timing: Timing, rounds: Iterable[Audit], *, replayed: bool = False, memory_ms: float = 0.0) -> Ruled:
     """`rule` by the first of these audits that bears the timing out; if none does, by the one with the middle ratio. The others
     are not begun."""
     ruled: list[Ruled] = []
     for found in rounds:
-        ruled.append(rule(timing, found, replayed=replayed))
+        ruled.append(rule(timing, found, replayed=replayed, memory_ms=memory_ms))
         if ruled[-1][0] is timing:
             return ruled[-1]
     return sorted(ruled, key=lambda one: one[0].speedup)[len(ruled) // 2]
 
 
-def rule(timing: Timing, found: Audit, *, replayed: bool = False) -> Ruled:
+def replayed_slack(claim_ms: float, memory_ms: float) -> float:
+    """So many times what is claimed a replayed call may take: `REPLAYED_SLACK`, and what `WRITTEN_BACK` says.
+
+    Args:
+      memory_ms: what the device's memory needs for a call's inputs and outputs.
+    """
+    if memory_ms <= 0:
+        return REPLAYED_SLACK
+    forgiven = float(np.interp(claim_ms / memory_ms, *zip(*AT_MEMORY, strict=True)))
+    return REPLAYED_SLACK + WRITTEN_BACK * forgiven * min(1.0, memory_ms / claim_ms)
+
+
+def rule(timing: Timing, found: Audit, *, replayed: bool = False, memory_ms: float = 0.0) -> Ruled:
     """The timing, slowed to what the audit has seen where it claims more than the audit leaves possible; the audit's times
     of one call of candidate and reference, in milliseconds.
 
@@ -247,10 +267,11 @@ def rule(timing: Timing, found: Audit, *, replayed: bool = False) -> Ruled:
         next, a reference of many short kernels more than others; so a claim that the candidate's own audited calls bear
         out stands, even where the reference's are faster than its ordinary ones. One that they do not bear out is held
         against the reference's audited calls like any other.
+      memory_ms: see `replayed_slack`.
     """
     candidate, reference = max(found.pairs_ms(), key=lambda pair: pair[1].median / pair[0].median)
     most = reference.high / candidate.low
-    slack = REPLAYED_SLACK if replayed else SLACK
+    slack = replayed_slack(timing.candidate.median_ms, memory_ms) if replayed else SLACK
     borne_out = replayed and candidate.low <= slack * timing.candidate.median_ms
     if borne_out or timing.speedup <= slack * most:
         return timing, candidate, reference

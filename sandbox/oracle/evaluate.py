@@ -432,12 +432,12 @@ class Judge:
                         trial.audit(left, fewer=max(1.0, ours.workers / max(1, theirs.workers)))
                     check_own_code(job, candidate, builds, verdict)
                     rule(own_time, verdict, may_look=trial.memory_is_open)
-                elif options.audit:
-                    trial.audit(left)
-                    verdict.timing = raise_to_launch(verdict.timing, call_times.least_ms)
-                    trial.check_floor(self._loader.card.bandwidth(job.task.device))
-                if on_gpu:
+                else:
                     bandwidth = self._loader.card.bandwidth(job.task.device)
+                    if options.audit:
+                        trial.audit(left, memory=bandwidth)
+                        verdict.timing = raise_to_launch(verdict.timing, call_times.least_ms)
+                        trial.check_floor(bandwidth)
             if not on_gpu:
                 # Still alone: the end of a process would disturb the next measurement.
                 candidate.close()

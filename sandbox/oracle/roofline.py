@@ -33,10 +33,12 @@ REPEATS, ROUNDS = 8, 5
 
 @dataclass(frozen=True)
 class Traffic:
-    """Bytes that every call of a task must at least read (from the device's memory) and write."""
+    """Bytes that every call of a task must at least read (from the device's memory) and write; `likely_bytes`: what both are together
+    where all of an input counts whose tried elements all did."""
 
     read_bytes: float
     written_bytes: float
+    likely_bytes: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,10 @@ class Bandwidth:
     def floor_ms(self, traffic: Traffic) -> float:
         """Time below which no call can be, in ms."""
         return 1000 * max(traffic.read_bytes / self.read, traffic.written_bytes / self.write) / MARGIN
+
+    def likely_ms(self, traffic: Traffic) -> float:
+        """Time that memory needs for what a call moves, in ms, as far as is known: for comparison, no bound."""
+        return 1000 * traffic.likely_bytes / self.read
 
 
 def least_share(found: int, tried: int, missed: float = MISSED) -> float:
@@ -82,15 +88,17 @@ def needed_traffic(reference: Reference, seed: int) -> Traffic:
     inputs = reference.inputs(seed, PROBE_SLOT)
     reference.set_inputs(PROBE_SLOT, inputs)
     outputs = reference.run(PROBE_SLOT, seed)
-    read_bytes = 0.0
+    read_bytes, likely_bytes = 0.0, 0.0
     for number, tensor in enumerate(inputs.tensors):
         if not tensor.is_floating_point() or not tensor.numel():
+            likely_bytes += tensor.nbytes
             continue  # other values of an index may not be valid
         found = sum(_matters(reference, inputs, number, outputs.tensors, seed, rng) for _ in range(PROBES))
         read_bytes += least_share(found, PROBES) * tensor.nbytes
+        likely_bytes += found / PROBES * tensor.nbytes
     written = [tensor for tensor in outputs.tensors if not _repeats(tensor)]
     written_bytes = 0.0 if outputs.aliased or outputs.changed else float(sum(tensor.nbytes for tensor in written))
-    return Traffic(read_bytes, written_bytes)
+    return Traffic(read_bytes, written_bytes, likely_bytes + written_bytes)
 
 
 def _matters(

@@ -231,11 +231,12 @@ class Trials:
             self._verdict.timing = None
             raise Failure("integrity", f"faster than the device: {evidence}", Finding(rule="roofline", evidence=evidence))
 
-    def audit(self, left_s: Callable[[], float], fewer: float = 1.0) -> None:
+    def audit(self, left_s: Callable[[], float], fewer: float = 1.0, memory: Bandwidth | None = None) -> None:
         """Holds the timing against calls on inputs never seen, and checks what those return.
 
         Args:
           left_s: seconds that an order may take now.
+          memory: of the GPU, if there is one.
           fewer: how many times more threads work for the reference than for the candidate; at least 1.
 
         Raises:
@@ -257,7 +258,8 @@ class Trials:
                 else:
                     parts = self._on_gpu.blocks, self._on_gpu.theirs, self._on_gpu.ours
                 rounds = self._audits(*parts, left_s, fewer)
-                ruled, own, eager = rule_rounds(timing, rounds, replayed=self.replays)
+                memory_ms = memory.likely_ms(reference.traffic) if memory and reference.traffic else 0.0
+                ruled, own, eager = rule_rounds(timing, rounds, replayed=self.replays, memory_ms=memory_ms)
             except OutputsLost as error:
                 raise Failure("runtime_error", f"what its timed calls returned cannot be read: {error}") from error
             except AuditFailed as failed:

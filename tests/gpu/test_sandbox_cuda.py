@@ -9,13 +9,12 @@ def test_load_inline_builds_runs_and_is_reused_whatever_python_surrounds_it(judg
     assert cold.outcome == "ok"
     assert cold.coverage > 0.95
     assert 0.7 < cold.timing.speedup < 1.5
-    assert cold.stage_s["build"] > 5
 
     warm = judge("task_add", "add_load_inline", language="cuda", suffix="\n# other Python, same kernel\n")
     assert warm.outcome == "ok"
     assert warm.coverage > 0.95
     assert not warm.cached
-    assert warm.stage_s["build"] < 3
+    assert warm.stage_s["build"] < 0.3 * cold.stage_s["build"]  # a compiler's work, however fast, and none
     # It launches on no stream that it names, which is recorded all the same: its launches are not held against it.
     assert not [note for note in warm.notes if "not recorded" in note]
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sandbox.oracle.audit import rule, rule_rounds
+from sandbox.oracle.audit import REPLAYED_SLACK, WRITTEN_BACK, replayed_slack, rule, rule_rounds
 from sandbox.oracle.fresh import Audit, Run
 from sandbox.protocol import Span, Timing
 
@@ -77,3 +77,36 @@ def test_a_reference_of_short_kernels_counts_with_its_launches_where_the_audit_r
     slow = Audit(calls=10, candidate=[run(1.2)] * 6, reference=[run(0.3)] * 6)
     # Its reference's launches are nothing that it could be credited with by claiming less than its replays show.
     assert rule(claimed, slow, replayed=True)[0].speedup == pytest.approx(0.25)
+
+
+MEMORY_MS = 0.0161
+"""What an H200 needs for 33.5 MB in and 33.5 MB out."""
+
+
+@pytest.mark.parametrize("audited_ms", [0.0187, 0.0192, 0.0197])
+def test_an_honest_kernel_that_memory_bounds_is_not_ruled_for_what_the_call_before_it_wrote(audited_ms):
+    claimed = claim_of_ms(0.0158, 0.1376)
+    found = replayed_audit([audited_ms] * 6, [0.132] * 6)
+    assert rule(claimed, found, replayed=True, memory_ms=MEMORY_MS)[0] == claimed
+    assert rule(claimed, found, replayed=True)[0].noisy, "without that it was"
+
+
+@pytest.mark.parametrize("true_ms", [0.0162, 0.0180, 0.0230, 0.0400])
+def test_who_states_less_than_the_truth_gains_little_by_what_memory_is_forgiven(true_ms):
+    """A kernel's audited calls take from 1.08 to 1.19 of its time; it states whatever pays best."""
+    for of_truth in (1.08, 1.19):
+        found = replayed_audit([of_truth * true_ms] * 6, [0.132] * 6)
+        stated = [true_ms * share / 100 for share in range(40, 101)]
+        best = max(rule(claim_of_ms(ms, 0.1376), found, replayed=True, memory_ms=MEMORY_MS)[0].speedup for ms in stated)
+        plain = max(rule(claim_of_ms(ms, 0.1376), found, replayed=True)[0].speedup for ms in stated)
+        assert best <= 1.16 * 0.1376 / true_ms
+        assert best == plain or true_ms < 1.5 * MEMORY_MS
+
+
+def test_what_memory_is_forgiven_ends_where_it_cannot_follow_and_where_it_does_not_bound():
+    assert replayed_slack(0.9 * MEMORY_MS, MEMORY_MS) == replayed_slack(MEMORY_MS, MEMORY_MS) == pytest.approx(REPLAYED_SLACK + WRITTEN_BACK)
+    assert replayed_slack(0.8 * MEMORY_MS, MEMORY_MS) == replayed_slack(0.1 * MEMORY_MS, MEMORY_MS) == REPLAYED_SLACK
+    assert replayed_slack(0.85 * MEMORY_MS, MEMORY_MS) == pytest.approx(REPLAYED_SLACK + WRITTEN_BACK / 2)
+    assert replayed_slack(1.25 * MEMORY_MS, MEMORY_MS) == pytest.approx(REPLAYED_SLACK + WRITTEN_BACK / 2 / 1.25)
+    assert replayed_slack(1.4 * MEMORY_MS, MEMORY_MS) == replayed_slack(10 * MEMORY_MS, MEMORY_MS) == REPLAYED_SLACK
+    assert replayed_slack(0.01, 0.0) == REPLAYED_SLACK

@@ -84,3 +84,10 @@ def test_a_timing_below_the_floor_with_all_of_its_interval_is_impossible():
     evidence = too_fast(timing(0.1, 0.2, 0.3), floor_ms, traffic)
     assert "4e+03 MB" in evidence and "at least 0.8 ms" in evidence
     assert Bandwidth(read=8e12, write=5e9).floor_ms(traffic) == pytest.approx(0.64)
+
+
+def test_what_a_call_likely_moves_counts_inputs_whole_whose_tried_elements_all_mattered():
+    found = needed_traffic(Reference(lambda x, y: x + y, X, Y), seed=3)
+    assert found.likely_bytes == 3 * SIZE > found.read_bytes + found.written_bytes
+    assert needed_traffic(Reference(lambda x, y: torch.relu(x), X, Y), seed=3).likely_bytes == 2 * SIZE
+    assert Bandwidth(read=4e12, write=6e12).likely_ms(Traffic(3e9, 1e9, 5e9)) == pytest.approx(1.25)
