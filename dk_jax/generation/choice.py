@@ -30,9 +30,11 @@ class Draw(NamedTuple):
 def choose_tokens(
     logits: Float[Array, "B V"], keys: UInt32[Array, "B 2"], steps: Int[Array, " B"], draw: Draw, filtered: bool
 ) -> tuple[Int[Array, " B"], Float[Array, " B"], Float[Array, " B"]]:
-    """Samples one token a row by adding Gumbel noise and taking the largest.
+    """Samples one token a row by inverting the cumulated probability, in three stages: a group of blocks, a block of it, a token of that.
 
-    Each row draws from its own key folded with its step, so its choice depends on its own logits alone.
+    Each stage draws with a number of its own among what the one before has left, so the whole has the resolution of three float32
+    numbers, and of the vocabulary's tables no more is needed than each block's largest entry and mass: two looks at the logits, and no
+    noise for every token. Each row draws from its own key folded with its step, so its choice depends on its own logits alone.
 
     Args:
       logits: float32.
@@ -46,24 +48,71 @@ def choose_tokens(
       under the raw model at temperature 1, which nothing in `draw` touches.
     """
     greedy = draw.temperature <= 0
-    log_p = jax.nn.log_softmax(logits, axis=-1)
-    drawn_from = jax.nn.log_softmax(logits / jnp.where(greedy, 1.0, draw.temperature)[:, None], axis=-1)
+    temperature = jnp.where(greedy, 1.0, draw.temperature)[:, None]
+    scaled = logits / temperature
+    filters = (draw.top_k > 0) | (draw.top_p < 1) | (draw.min_p > 0)
     if filtered:
-        left = jax.nn.log_softmax(jnp.where(likely(drawn_from, draw), drawn_from, -jnp.inf), axis=-1)
-        filters = (draw.top_k > 0) | (draw.top_p < 1) | (draw.min_p > 0)
-        drawn_from = jnp.where(filters[:, None], left, drawn_from)  # or a neighbour that filters would change bits of one that does not
+        stays = likely(jax.nn.log_softmax(scaled, axis=-1), draw)
+        scaled = jnp.where(filters[:, None] & ~stays, -jnp.inf, scaled)
 
-    def noise(key, step):
-        key = jax.random.fold_in(jax.random.wrap_key_data(key, impl=PRNG), step)
-        return jax.random.gumbel(key, logits.shape[-1:], jnp.float32)
+    tops = jnp.max(_in_blocks(logits), axis=-1)  # [B, G M]
+    top = jnp.max(tops, axis=-1, keepdims=True)
+    masses, raw_masses = _masses(scaled, top / temperature), _masses(logits, top)  # [B, G, M]; the most likely token always stays
+    of_groups = jnp.sum(masses, axis=-1)
+    blocks = masses.shape[-1]
 
-    scores = jnp.where(greedy[:, None], logits, drawn_from + jax.vmap(noise)(keys, steps))
-    tokens = jnp.argmax(scores, axis=-1).astype(jnp.int32)
+    def numbers(key, step):
+        return jax.random.uniform(jax.random.fold_in(jax.random.wrap_key_data(key, impl=PRNG), step), (3,), jnp.float32)
 
-    def of_chosen(table):
-        return jnp.take_along_axis(table, tokens[:, None], axis=-1)[:, 0]
+    u = jax.vmap(numbers)(keys, steps)
+    group = _drawn(of_groups, u[:, 0])
+    in_group = jnp.take_along_axis(masses, group[:, None, None], axis=1)[:, 0]
+    block = jnp.where(greedy, jnp.argmax(tops, axis=-1), group * blocks + _drawn(in_group, u[:, 1]))
+    places = block[:, None] * WIDTH + jnp.arange(WIDTH)
+    last = logits.shape[-1] - 1
 
-    return tokens, jnp.where(greedy, 0.0, of_chosen(drawn_from)), of_chosen(log_p)
+    def scaled_at(places):
+        if filtered:
+            return jnp.take_along_axis(scaled, places, axis=-1)
+        return jnp.take_along_axis(logits, places, axis=-1) / temperature  # of the table itself there is no need
+
+    inside = jnp.where(places <= last, scaled_at(jnp.minimum(places, last)), -jnp.inf)
+    within = jnp.where(greedy, jnp.argmax(inside, axis=-1), _drawn(jnp.exp(inside - top / temperature), u[:, 2]))
+    tokens = jnp.minimum(block * WIDTH + within, last).astype(jnp.int32)[:, None]
+
+    def log_p(chosen, top, masses):
+        return (chosen - top)[:, 0] - jnp.log(jnp.sum(jnp.sum(masses, axis=-1), axis=-1))
+
+    logp_model = log_p(jnp.take_along_axis(logits, tokens, axis=-1), top, raw_masses)
+    changed = (draw.temperature != 1) | (filters if filtered else False)  # what is not, is the model's own, to the bit
+    logp_sample = jnp.where(changed, log_p(scaled_at(tokens), top / temperature, masses), logp_model)
+    return tokens[:, 0], jnp.where(greedy, 0.0, logp_sample), logp_model
+
+
+BLOCKS, WIDTH = 32, 128
+"""Blocks of a group (fewer where the vocabulary has no more), tokens of a block."""
+
+
+def _in_blocks(table: Float[Array, "B V"]) -> Float[Array, "B C W"]:
+    """A row's entries as blocks of `WIDTH`, the last one filled up with minus infinity."""
+    rest = -table.shape[-1] % WIDTH
+    filled = jnp.pad(table, ((0, 0), (0, rest)), constant_values=-jnp.inf) if rest else table
+    return filled.reshape(len(table), -1, WIDTH)
+
+
+def _masses(table: Float[Array, "B V"], top: Float[Array, "B 1"]) -> Float[Array, "B G M"]:
+    """The sum of exp(entry - top) of each block, in groups of `BLOCKS`."""
+    masses = jnp.sum(jnp.exp(_in_blocks(table) - top[..., None]), axis=-1)
+    blocks = min(BLOCKS, masses.shape[-1])
+    return jnp.pad(masses, ((0, 0), (0, -masses.shape[-1] % blocks))).reshape(len(table), -1, blocks)
+
+
+def _drawn(masses: Float[Array, "B n"], u: Float[Array, " B"]) -> Int[Array, " B"]:
+    """The first place at which the cumulated masses exceed `u` (in [0, 1)) of them all: none that has no mass."""
+    n = masses.shape[-1]
+    upto = jnp.arange(n)[:, None] >= jnp.arange(n)
+    cumulated = jnp.sum(jnp.where(upto, masses[:, None, :], 0.0), axis=-1)  # n is small: one kernel instead of a scan's several
+    return jnp.minimum(jnp.sum(cumulated <= u[:, None] * cumulated[:, -1:], axis=-1), n - 1)
 
 
 def likely(log_p: Float[Array, "B V"], draw: Draw) -> Bool[Array, "B V"]:

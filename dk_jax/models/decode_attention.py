@@ -22,15 +22,17 @@ from jaxtyping import Array, Float, Int
 from dk_jax.models.attention import MASKED
 from dk_jax.models.layers import product_precision
 
-SLOTS = 64
-"""Slots that a program looks at together."""
+SLOTS, STAGES = 32, 4
+"""Slots that a program looks at together, and how many such looks are under way. With heads of 128 numbers that takes 54 KB of shared memory and
+114 registers a thread, so a multiprocessor of an H100 or H200 holds four programs, and 132 of them the 512 of 64 rows with 8 key heads
+at once. (64 slots in 3 stages: 72 KB, three programs, and a second wave for a quarter of them: 61 us where memory needs 39.)"""
 LEAST_QUERIES = 16
 """Rows of the smallest product that tensor cores do; fewer queries are filled up."""
 PROGRAMS = 1024
 """So many programs keep a large GPU busy: rows are split where there are fewer."""
-SHORT = 16 * SLOTS
-"""Slots up to which half as many do for `fused_step`, whose rows that are not split need no kernel more to put their parts together: with 64
-rows of 768 slots and 8 key heads one part takes 61 us on an H200, two 62, four 63."""
+SHORT = 1024
+"""Slots up to which half as many do for `fused_step`, whose rows that are not split need no kernel more to put their parts together (seen with 64
+slots in 3 stages, 64 rows of 768 slots and 8 key heads: one part takes 61 us on an H200, two 62, four 63)."""
 
 
 def splits_of(rows: int, kv_heads: int, slots: int, programs: int = PROGRAMS) -> int:
@@ -87,7 +89,7 @@ def fused_attention(
             jax.ShapeDtypeStruct((b, kv, parts, queries), jnp.float32),
             jax.ShapeDtypeStruct((b, kv, parts, queries), jnp.float32),
         ],
-        compiler_params=plgpu.CompilerParams(num_warps=4, num_stages=3),
+        compiler_params=plgpu.CompilerParams(num_warps=4, num_stages=STAGES),
         interpret=interpret,
         name="decode_attention",
     )(grouped, k, v, lengths.astype(jnp.int32))
@@ -109,7 +111,7 @@ def fused_step(
     splits: int | None = None,
     block: int = SLOTS,
     num_warps: int = 4,
-    num_stages: int = 3,
+    num_stages: int = STAGES,
     interpret: bool = False,
 ) -> tuple[Float[Array, "B N H"], tuple[Array, Array]]:
     """A decode step's attention, from the raw queries, keys and values of a token a row to the mixed values.

@@ -1,10 +1,11 @@
 """Which kernels a decode step and a training step are made of, and how long each takes on this device.
 
-    python scripts/bench/kernel_times.py --out /tmp/kernels.json [--only decode,prefill,group,train] [--models 0.6b] [--batch 64]
+    python scripts/bench/kernel_times.py --out /tmp/kernels.json [--only decode,prefill,group,train,attention] [--models 0.6b] [--batch 64]
 
 Random weights, bfloat16, as generation.py and learner.py time them. What is counted is the time on the device as its own profiler tells it
 (CUPTI for NVIDIA), without what lies between two kernels; the wall time beside it holds both. CUDA graphs are switched off here, so that
-every kernel is seen by its name; that makes the wall time of a decode step longer than it is in a run.
+every kernel is seen by its name; that makes the wall time of a decode step longer than it is in a run. `attention`: one layer's decode
+attention (`fused_step`) in several cuts, rows half and all full, beside what the memory needs for the keys and values at --bytes-per-s.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import collections
 import dataclasses
+import functools
 import json
 import os
 import tempfile
@@ -22,13 +24,18 @@ from pathlib import Path
 os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_gpu_enable_command_buffer="
 
 import jax  # noqa: E402
+import jax.numpy as jnp  # noqa: E402
 from generation import NEW, PROMPT, Bench, requests, sizes  # noqa: E402
 from learner_step import LearnerStep  # noqa: E402
 from serving import provenance  # noqa: E402
 
 from dk_jax.models import build_backbone  # noqa: E402
+from dk_jax.models.decode_attention import fused_step  # noqa: E402
+from dk_jax.models.layers import rope_angles  # noqa: E402
 
-SECTIONS = ("decode", "prefill", "group", "train")
+SECTIONS = ("decode", "prefill", "group", "train", "attention")
+CUTS = ((32, 4, 4), (32, 4, 3), (32, 4, 5), (64, 4, 2), (64, 4, 3), (16, 4, 5), (16, 2, 6), (32, 2, 4), (64, 2, 2), (128, 8, 2))
+"""Slots that a program looks at together, warps, stages."""
 MOST = 60
 
 
@@ -98,12 +105,43 @@ def train(name: str, batch: int) -> dict:
     return kernels(step, 1)
 
 
+def attention(name: str, batch: int, bytes_per_s: float) -> dict:
+    """Microseconds of a decode step's attention in one layer, by slots looked at together, warps, stages and parts of a row."""
+    cfg = dataclasses.replace(sizes(name), compute_dtype="bfloat16")
+    slots, (n, kv, h) = PROMPT + NEW, (cfg.n_heads, cfg.n_kv_heads, cfg.head_dim)
+    keys = jax.random.split(jax.random.key(0), 3)
+    products = jax.random.normal(keys[0], (batch, n + 2 * kv, h), cfg.dtype)
+    scale = jnp.ones((n + kv, h)) if cfg.family == "qwen3" else None
+    rows = []
+    for full in (slots // 2, slots - 1):
+        positions = jnp.full(batch, full, jnp.int32)
+        rope = tuple(angles[:, 0, 0] for angles in rope_angles(cfg, positions[:, None]))
+        floor_us = 1e6 * 2 * batch * kv * full * h * cfg.dtype.itemsize / bytes_per_s
+        for block, warps, stages in CUTS:
+            for splits in (1, 2):
+                step = functools.partial(fused_step, eps=1e-6, splits=splits, block=block, num_warps=warps, num_stages=stages)
+                run = jax.jit(lambda products, k, v, step=step: step(products, scale, rope, k, v, positions, positions), donate_argnums=(1, 2))  # noqa: B023
+                pair = [jax.random.normal(key, (batch, kv, slots, h), cfg.dtype) for key in keys[1:]]
+                state = {"pair": run(products, *pair)[1]}
+
+                def work(run=run, state=state):
+                    for _ in range(20):
+                        mixed, state["pair"] = run(products, *state["pair"])
+                    mixed.block_until_ready()
+
+                found = kernels(work, 20)
+                rows.append({"full": full, "block": block, "warps": warps, "stages": stages, "splits": splits, "us": found["device_us"], "floor_us": floor_us})
+                print(json.dumps(rows[-1]), flush=True)
+    return {"batch": batch, "rows": rows}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--only", default="decode,train", help="sections")
     parser.add_argument("--models", default="0.6b")
-    parser.add_argument("--batch", type=int, default=64, help="rows of decode and prefill")
+    parser.add_argument("--batch", type=int, default=64, help="rows of decode, prefill and attention")
+    parser.add_argument("--bytes-per-s", type=float, default=4.2e12, help="what the memory gives; for `attention`")
     arguments = parser.parse_args()
     asked = arguments.only.split(",")
     if unknown := set(asked) - set(SECTIONS):
@@ -111,6 +149,10 @@ def main() -> None:
     found: list[dict] = []
     for name in arguments.models.split(","):
         for section in asked:
+            if section == "attention":
+                found.append({"model": name, "section": section, **attention(name, arguments.batch, arguments.bytes_per_s)})
+                arguments.out.write_text(json.dumps({**provenance(), "measured": found}, indent=1) + "\n")
+                continue
             measured = {"decode": decode, "prefill": prefill, "group": group, "train": train}[section](name, arguments.batch)
             found.append({"model": name, "section": section, **measured})
             print(json.dumps({key: value for key, value in found[-1].items() if key != "kernels"}), flush=True)

@@ -314,6 +314,36 @@ class TestChoice:
         np.testing.assert_allclose(np.exp(logp_sample), np.asarray(expected)[tokens], atol=1e-3)
         np.testing.assert_allclose(logp_model, np.asarray(self.LOGITS)[tokens], atol=1e-5)
 
+    @pytest.mark.parametrize("vocabulary", [127, 128, 129, 4096, 9_001])
+    def test_tokens_of_all_blocks_and_groups_of_a_large_vocabulary_are_drawn_as_often_as_they_should(self, vocabulary):
+        rng, n = np.random.default_rng(vocabulary), 20_000
+        logits = np.where(rng.random(vocabulary) < 0.6, -np.inf, rng.normal(0.0, 1.5, vocabulary)).astype(np.float32)
+        logits[[0, vocabulary - 1]] = 3.0  # both ends
+        p = np.exp(logits - logits.max()) / np.exp(logits - logits.max()).sum()
+        keys = jax.vmap(jax.random.key_data)(jax.random.split(jax.random.key(1), 500))
+        draw = Draw(jnp.ones(500), jnp.zeros(500, jnp.int32), jnp.ones(500), jnp.zeros(500))
+        drawn = [_choose(jnp.tile(logits, (500, 1)), keys, jnp.full(500, step), draw, False) for step in range(n // 500)]
+        tokens, logp_sample, logp_model = (np.concatenate(column) for column in zip(*drawn, strict=True))
+        np.testing.assert_allclose(logp_sample, np.log(p[tokens]), atol=2e-5)
+        np.testing.assert_array_equal(logp_sample, logp_model)
+        counts = np.bincount(tokens, minlength=vocabulary)
+        assert not counts[p == 0].any()
+        order = np.argsort(-p)
+        bins = np.minimum(np.cumsum(p[order]) * 40, 39).astype(int)  # about equal masses
+        expected, seen = (np.bincount(bins, weights=x[order], minlength=40) for x in (n * p, counts))
+        assert np.sum((seen - expected)[expected > 0] ** 2 / expected[expected > 0]) < 39 + 4.5 * np.sqrt(2 * 39)
+        halves = np.array([[counts[: vocabulary // 2].sum(), counts[vocabulary // 2 :].sum()]]) / n
+        assert np.abs(halves - [p[: vocabulary // 2].sum(), p[vocabulary // 2 :].sum()]).max() < 4.5 * 0.5 / np.sqrt(n)
+
+    def test_greedy_takes_the_first_of_the_most_likely_ones(self):
+        rng = np.random.default_rng(0)
+        tables = rng.integers(0, 50, (64, 9_001)).astype(np.float32)
+        keys = jnp.zeros((64, 2), jnp.uint32)
+        draw = Draw(jnp.zeros(64), jnp.zeros(64, jnp.int32), jnp.ones(64), jnp.zeros(64))
+        for table in (tables, -tables, np.where(np.arange(9_001) == 9_000, 1e4, tables)):
+            tokens, logp_sample, _ = _choose(jnp.asarray(table), keys, jnp.zeros(64, jnp.int32), draw, False)
+            assert tokens.tolist() == np.argmax(table, axis=-1).tolist() and not np.any(logp_sample)
+
     def test_each_step_draws_afresh(self):
         a, b = (next(self._draw(1000, 1.0, 1.0, step)) for step in (0, 1))
         assert np.mean(a == b) == pytest.approx(0.325, abs=0.06)  # sum of p^2: independent draws
