@@ -130,7 +130,8 @@ def attention(name: str, batch: int, bytes_per_s: float) -> dict:
                     mixed.block_until_ready()
 
                 found = kernels(work, 20)
-                rows.append({"full": full, "block": block, "warps": warps, "stages": stages, "splits": splits, "us": found["device_us"], "floor_us": floor_us})
+                cut = {"full": full, "block": block, "warps": warps, "stages": stages, "splits": splits}
+                rows.append({**cut, "us": found["device_us"], "floor_us": floor_us})
                 print(json.dumps(rows[-1]), flush=True)
     return {"batch": batch, "rows": rows}
 
