@@ -85,7 +85,7 @@ def get_config() -> ConfigDict:
             lora_targets=("q", "k", "v", "o", "gate", "up", "down"),  # projections with a LoRA branch, where lora_rank is not 0
             remat="none",
             param_dtype="float32",  # in which parameters are stored and updated
-            attention="xla",  # in training: "xla", "cudnn" (NVIDIA, bfloat16) or "blocks" (long rows without cuDNN)
+            attention="xla",  # in training: "xla", "cudnn" (NVIDIA, bfloat16), "blocks" (long rows without cuDNN), "auto" (cuDNN or XLA)
         )
     )
     c.codec = ConfigDict(dict(kind="train", vocab_size=1024, idioms=IDIOMS))  # "train" on the corpus, or "model" (the backbone's own)

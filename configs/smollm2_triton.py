@@ -22,6 +22,7 @@ def get_config() -> ConfigDict:
             source="",  # a .gguf file; "" finds the one in the installed package
             train="lora",
             compute_dtype="bfloat16",
+            attention="auto",
             head_rank=8,
             lora_rank=8,
             lora_alpha=16.0,

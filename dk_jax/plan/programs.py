@@ -83,9 +83,9 @@ def backbone_config(cfg: ConfigDict) -> BackboneConfig:
     m = cfg.model
     try:
         if m.init == "scratch":
-            return models.scratch_config(m, max(cfg.codec.vocab_size, 1))
+            return models.scratch_config(m, max(cfg.codec.vocab_size, 1), "gpu")
         if m.init in PRESETS:
-            return models.named_config(m)
+            return models.named_config(m, "gpu")
     except ValueError as error:
         raise ConfigError(f"model: {error}") from error
     raise ConfigError(f"model.init is {m.init!r}, whose shapes are not known without its files: use one of {', '.join(PRESETS)}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from dk_jax.models.sharding import build_sharded, make_mesh, on_mesh, param_shar
 from dk_jax.rollout.trajectory import derive_seed
 from dk_jax.train.setup import ConfigError
 from dk_jax.train.update import trained_labels
+
+log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -64,10 +67,28 @@ def make_codec(cfg: ConfigDict, workdir: Path, texts: Callable[[], Sequence[str]
     return codec
 
 
-def scratch_config(m: ConfigDict, vocab_size: int) -> BackboneConfig:
-    """A fresh model's shapes and arithmetic, by the recipe's `model`. Raises ValueError where they don't fit together."""
-    names = [field.name for field in dataclasses.fields(BackboneConfig) if field.name in m]
-    return BackboneConfig(vocab_size=vocab_size, **{name: m[name] for name in names})
+def scratch_config(m: ConfigDict, vocab_size: int, platform: str | None = None) -> BackboneConfig:
+    """A fresh model's shapes and arithmetic, by the recipe's `model`, for JAX's platform or the one that is named. Raises ValueError where
+    they don't fit together."""
+    names = [field.name for field in dataclasses.fields(BackboneConfig) if field.name in m and field.name != "attention"]
+    return with_attention(BackboneConfig(vocab_size=vocab_size, **{name: m[name] for name in names}), m, platform)
+
+
+def with_attention(config: BackboneConfig, m: ConfigDict, platform: str | None = None) -> BackboneConfig:
+    """The same with attention in training as `model.attention` says; "auto" is cuDNN's where the platform and the model allow it, else XLA's.
+
+    Raises:
+      ValueError: an attention that the model can't have.
+    """
+    asked = m.get("attention", "xla")
+    if asked != "auto":
+        return dataclasses.replace(config, attention=asked)
+    if (platform or jax.default_backend()) != "gpu":
+        return dataclasses.replace(config, attention="xla")
+    try:
+        return dataclasses.replace(config, attention="cudnn")
+    except ValueError:  # not in this arithmetic, or not with such heads
+        return dataclasses.replace(config, attention="xla")
 
 
 def make_mesh_of(cfg: ConfigDict) -> Mesh:
@@ -86,14 +107,15 @@ def make_mesh_of(cfg: ConfigDict) -> Mesh:
     return make_mesh(data=data, fsdp=sizes["fsdp"], tensor=sizes["tensor"], devices=devices[: data * within])
 
 
-def named_config(m: ConfigDict) -> BackboneConfig:
-    """The shapes of a published model (`model.init`, of dk_jax.models.presets) with the recipe's arithmetic, heads and LoRA."""
-    return preset(m.init, **_overrides(m))
+def named_config(m: ConfigDict, platform: str | None = None) -> BackboneConfig:
+    """The shapes of a published model (`model.init`, of dk_jax.models.presets) with the recipe's arithmetic, heads and LoRA, for JAX's
+    platform or the one that is named."""
+    return with_attention(preset(m.init, **_overrides(m)), m, platform)
 
 
 def _overrides(m: ConfigDict) -> dict[str, Any]:
     """What a recipe says of loaded weights: how they are stored and used, and what is added to them."""
-    names = ("compute_dtype", "param_dtype", "head_rank", "lora_rank", "lora_alpha", "lora_targets", "remat", "attention")
+    names = ("compute_dtype", "param_dtype", "head_rank", "lora_rank", "lora_alpha", "lora_targets", "remat")
     return {name: tuple(m[name]) if name == "lora_targets" else m[name] for name in names if name in m}
 
 
@@ -120,17 +142,20 @@ def make_model(cfg: ConfigDict, codec: Codec) -> Model:
         from dk_jax.interop.smollm2 import load
 
         config, params, _ = load(m.source or None, **_overrides(m))
+        config = with_attention(config, m)
         static, _ = abstract_backbone(config)
     elif m.init == "huggingface" or m.init in PRESETS:
         from dk_jax.interop.huggingface import load
 
         config, params = load(m.source, mesh=mesh if mesh.size > 1 else None, key=key, **_overrides(m))
+        config = with_attention(config, m)
         if m.init in PRESETS and config != (named := named_config(m)):
             differ = [f.name for f in dataclasses.fields(config) if getattr(config, f.name) != getattr(named, f.name)]
             raise ConfigError(f"model.source={m.source!r} is no {m.init}: it differs in {', '.join(differ)}. Use model.init='huggingface'")
         static, _ = abstract_backbone(config)
     else:
         raise ConfigError(f"model.init is {m.init!r}: use 'scratch', 'smollm2', 'huggingface' or one of {', '.join(PRESETS)}")
+    log.info("attention in training: %s", config.attention)
     check_vocabulary(config, codec)
     params = on_mesh(params, param_shardings(static, mesh))
     trainable, frozen = partition(params, trainable_mask(static, params, m.train))

@@ -134,3 +134,28 @@ def test_a_run_may_go_on_with_other_devices(tmp_path):
     remember_config(cfg, tmp_path)
     cfg.learner.mesh.update(dict(data=1, fsdp=4, tensor=2))
     remember_config(cfg, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("asked", "platform", "arithmetic", "head_dim", "gets"),
+    [
+        ("auto", "gpu", "bfloat16", 64, "cudnn"),
+        ("auto", "gpu", "float32", 64, "xla"),  # cuDNN's kernel is for bfloat16
+        ("auto", "gpu", "bfloat16", 12, "xla"),  # and for heads of a multiple of 8
+        ("auto", "cpu", "bfloat16", 64, "xla"),
+        ("auto", "tpu", "bfloat16", 64, "xla"),
+        ("blocks", "gpu", "bfloat16", 64, "blocks"),
+    ],
+)
+def test_attention_in_training_is_what_platform_and_model_allow_where_the_recipe_leaves_it_open(asked, platform, arithmetic, head_dim, gets):
+    cfg = recipe("scratch", attention=asked, compute_dtype=arithmetic, head_dim=head_dim)
+    assert models.scratch_config(cfg.model, 300, platform).attention == gets
+    if platform == "cpu":
+        assert models.scratch_config(cfg.model, 300).attention == gets
+
+
+def test_an_attention_that_there_is_not_is_named():
+    with pytest.raises(ValueError, match="attention is 'flash'; choose one of"):
+        models.scratch_config(recipe("scratch", attention="flash").model, 300)
+    with pytest.raises(ValueError, match="attention='cudnn' needs compute_dtype='bfloat16'"):
+        models.scratch_config(recipe("scratch", attention="cudnn").model, 300)
