@@ -33,6 +33,7 @@ from ml_collections import ConfigDict, config_flags  # noqa: E402
 
 from dk_jax.command_line import carried_out, loaded_recipe, parse_flags, sandbox_socket, take_folder  # noqa: E402
 from dk_jax.interop.endpoint_flags import BASE_URL, MODEL, PARALLEL, endpoint_config  # noqa: E402
+from dk_jax.run_log import run_log  # noqa: E402
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "Recipe: a file with get_config().", lock_config=True)
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the evaluation; made if absent, gone on with if not.")
@@ -107,6 +108,7 @@ def _run(cfg, workdir: Path) -> int:
     workdir.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
         take_folder(workdir, stack)
+        stack.enter_context(run_log(workdir))
         chunk = _chunk(cfg, kind, harness.read_settings(workdir))
         plan = harness.Plan(
             tasks=tuple(tasks), samples=cfg.evaluation.samples, turns=cfg.evaluation.turns, chunk=chunk, seed=cfg.seed, config=config,

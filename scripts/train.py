@@ -170,6 +170,7 @@ def _warn_of_idle_gpu(cfg) -> None:
 
 def _run(cfg, workdir: Path) -> int:
     from dk_jax import distributed
+    from dk_jax.run_log import run_log
     from dk_jax.train.checks import check_config
     from dk_jax.train.run import Run
 
@@ -179,6 +180,8 @@ def _run(cfg, workdir: Path) -> int:
     with contextlib.ExitStack() as stack:
         if not distributed.is_first():  # whose results and messages the first one has too
             stack.enter_context(contextlib.redirect_stdout(stack.enter_context(open(os.devnull, "w"))))
+        else:
+            stack.enter_context(run_log(workdir))
         socket = ""
         if distributed.is_first():
             if _SANDBOX.value or _MODE.value != "report":
