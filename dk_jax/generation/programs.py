@@ -149,7 +149,7 @@ class Programs:
         def with_pair(pair):
             def attend(q, k, v):
                 written = self.kv.write(pair, k, v, rows, slots)
-                return look(q, k, v, written), written
+                return look(q, written), written
 
             return attend
 
@@ -159,11 +159,11 @@ class Programs:
         at = jnp.arange(tokens.shape[1])
         positions = starts[:, None] + at
         slots = jnp.where(at < counts[:, None], positions, self.kv.slots(cache[0]) + 1)
-
-        def look(q, k, v, pair):
-            return self.kv.attend_first(q, k, v, counts) if first else self.kv.attend_chunk(q, pair, rows, positions, window)
-
-        return self._layers(weights, cache, tokens, positions, self._writing(rows, slots, look))[1]
+        if first and tokens.shape[1] <= self.kv.slots(cache[0]):
+            attend = lambda pair: lambda q, k, v: (self.kv.attend_first(q, k, v, counts), self.kv.write_first(pair, k, v, rows))  # noqa: E731
+        else:
+            attend = self._writing(rows, slots, lambda q, pair: self.kv.attend_chunk(q, pair, rows, positions, window))
+        return self._layers(weights, cache, tokens, positions, attend)[1]
 
     def _copy_rows(self, cache, source, target, count, *, window):
         if self.kv.mesh is not None:  # a slice of rows that lie on several devices would bring all of them to each
@@ -186,7 +186,7 @@ class Programs:
             if self.kv.takes_products:
                 attend = lambda pair: OfProducts(lambda *of: self.kv.step(*of, pair, rows.position, slots[:, 0]))  # noqa: E731
             else:
-                attend = self._writing(everyone, slots, lambda q, k, v, pair: self.kv.attend(q, pair, rows.position))
+                attend = self._writing(everyone, slots, lambda q, pair: self.kv.attend(q, pair, rows.position))
             hidden, cache = self._layers(weights, cache, rows.token[:, None], rows.position[:, None], attend)
             scores = logits(static, weights, hidden, rows.agent)[:, 0]
             chosen, logp_sample, logp_model = choose_tokens(scores, rows.key, rows.step, rows.draw, filtered)

@@ -111,15 +111,28 @@ class TestAttention:
         for one, sample in zip(some, fused, strict=True):
             agrees(one.tokens, sample, one.agent, cfg)
 
-    def test_first_chunks_that_look_at_themselves_alone_are_the_trainers(self):
-        cfg = dataclasses.replace(CFG, shifted_kv_heads=0)
-        mine = Programs(backbone(cfg)[0], KVCache(cfg, "columns", prompts="blocks"), eos_id=EOS, stops=(), block=4)
+    @pytest.mark.parametrize("attention", ["columns", "heads", "fused"])
+    def test_first_chunks_that_look_at_themselves_alone_are_the_trainers(self, attention):
+        cfg = dataclasses.replace(CFG, shifted_kv_heads=0, head_dim=16)
+        mine = Programs(backbone(cfg)[0], KVCache(cfg, attention, interpret=True, prompts="blocks"), eos_id=EOS, stops=(), block=4)
         some = requests(prompts([1, 2, 9, 17, 40, 5, 21, 9]), new=5)
         got = Engine(backbone(cfg)[0], SIZES, mine).run(backbone(cfg)[1], some)
         for one, sample in zip(some, got, strict=True):
             agrees(one.tokens, sample, one.agent, cfg)
         fed = [sizes[4] for sizes in mine._seen if sizes[0] == "feed"]
         assert True in fed and False in fed, "prompts of several chunks go on by looking at the cache"
+
+    @pytest.mark.parametrize("attention", ["columns", "heads", "fused", "cudnn"])
+    def test_first_tokens_lie_where_each_would_be_put_by_itself(self, attention):
+        cfg = dataclasses.replace(CFG, shifted_kv_heads=0, head_dim=16, compute_dtype="bfloat16")
+        kv, rng = KVCache(cfg, attention), np.random.default_rng(0)
+        [pair, *_] = kv.zeros(5, 24)
+        k, v = (jnp.asarray(rng.standard_normal((3, 8, cfg.n_kv_heads, 16)), cfg.dtype) for _ in "kv")
+        rows = jnp.array([4, 1, 5])  # the last one is nobody
+        slots = jnp.broadcast_to(jnp.arange(8), (3, 8))
+        for mine, wanted in zip(kv.write_first(pair, k, v, rows), kv.write(pair, k, v, rows, slots), strict=True):
+            np.testing.assert_array_equal(mine, wanted)
+            assert np.count_nonzero(np.asarray(mine, np.float32)) == 2 * 8 * cfg.n_kv_heads * 16
 
     def test_a_joined_product_is_in_the_place_of_its_parts_where_none_has_lora(self):
         static, params = backbone(dataclasses.replace(CFG, lora_rank=2, lora_targets=("v", "down")))
