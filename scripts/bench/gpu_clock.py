@@ -17,8 +17,6 @@ import contextlib
 import csv
 import io
 import json
-import os
-import random
 import statistics
 import subprocess
 import sys
@@ -30,14 +28,11 @@ from pathlib import Path
 
 import kernelbench_peer
 from clock_kernels import cases
+from self_mode import a_loader, against_itself
 from serving import Server, private_server, provenance
 
 from sandbox.bench import TASK, TRITON
-from sandbox.build.artifacts import ArtifactStore
 from sandbox.client import SandboxClient
-from sandbox.oracle.clock import GPU_PLANS, Side, measure
-from sandbox.oracle.draft import Job
-from sandbox.oracle.loading import Loader
 from sandbox.protocol import Candidate, EvaluationResult, Options, TaskSpec
 
 SPREAD = ("bench_chain_8192", "bench_softmax_512_1024", "bench_chain_4194304", "bench_softmax_4096_4096", "bench_matmul_1024")
@@ -129,50 +124,15 @@ def spread(client: SandboxClient, evaluations: int, *, at_once: bool) -> list[di
 def self_mode() -> list[dict]:
     """References against themselves, by the judge's own parts in this process."""
     rows = []
-    with tempfile.TemporaryDirectory(prefix="self-") as directory:
-        os.chmod(directory, 0o711)
-        scratch = Path(directory) / "scratch"
-        scratch.mkdir(mode=0o711)
-        loader = Loader(
-            scratch=scratch, store=ArtifactStore(Path(directory) / "store"), threads=1, interrupt=None, isolation=None,
-            turns=lambda device: None,
-        )  # fmt: skip
-        try:
-            loader.start()
-            found = loader.card.call_times("cuda:0")
-            gap_ms = found.gap_ms
-            print(json.dumps({"gap_us": 1e3 * gap_ms, "least_us": 1e3 * found.least_ms}), flush=True)
-            for case in (c for c in cases() if c.name in SELF):
-                task = TaskSpec(reference=case.task, name=case.name, device="cuda:0")
-                job = Job(id=case.name, task=task, candidate=Candidate(source=case.kernel, language="triton"), options=Options())
-                for number in range(SHORT_PAIRS if case.name == SELF[0] else SELF_PAIRS):
-                    rows.append({"task": case.name, "pair": number, **_against_itself(loader, job, gap_ms)})
-                    print(json.dumps(rows[-1]), flush=True)
-        finally:
-            loader.close()
+    with a_loader() as loader:
+        found = loader.card.call_times("cuda:0")
+        print(json.dumps({"gap_us": 1e3 * found.gap_ms, "least_us": 1e3 * found.least_ms}), flush=True)
+        for case in (c for c in cases() if c.name in SELF):
+            task = TaskSpec(reference=case.task, name=case.name, device="cuda:0")
+            for number in range(SHORT_PAIRS if case.name == SELF[0] else SELF_PAIRS):
+                rows.append({"task": case.name, "pair": number, **against_itself(loader, task, found.gap_ms)})
+                print(json.dumps(rows[-1]), flush=True)
     return rows
-
-
-def _against_itself(loader: Loader, job: Job, gap_ms: float) -> dict:
-    """One pair of fresh jails with the same reference, timed against each other."""
-    pair = [loader.reference(job) for _ in range(2)]
-    try:
-        sides = []
-        for reference in pair:
-            for slot in range(3):
-                reference.inputs(slot, slot)
-            side = Side(order=reference.order, slots=[0, 1, 2], deadline=lambda: 60.0, flushed=True, gap_ms=gap_ms)
-            sides.append(side)
-        timing = measure(sides[0], {"eager": sides[1]}, GPU_PLANS["full"], random.Random(0))  # as where calls are replayed
-    finally:
-        for reference in pair:
-            reference.close()
-    own, other = timing.candidate.median_ms, timing.baselines["eager"].median_ms
-    within = abs(timing.speedup - 1) <= 0.02 if own >= 0.05 else timing.speedup_low <= 1 <= timing.speedup_high
-    return {
-        "median_us": [1e3 * own, 1e3 * other], "ratio": timing.speedup,
-        "interval": [timing.speedup_low, timing.speedup_high], "within": within,
-    }  # fmt: skip
 
 
 def ncu_durations() -> dict[str, list[float]]:
