@@ -31,7 +31,7 @@ M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX, M_ARENA_MAX = -1, -2, -4, -8
 _CONFIG = config_flags.DEFINE_config_file("config", None, "Recipe: a file with get_config().", lock_config=True)
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run; made if absent, gone on with if not.")
 _MODE = flags.DEFINE_enum(
-    "mode", "all", ["all", "check_corpus", "corpus", "sft", "rl", "report", "rollout_only", "overfit_one"],
+    "mode", "all", ["all", "check_corpus", "corpus", "sft", "eval_sft", "rl", "report", "rollout_only", "overfit_one"],
     "Which phases to run (earlier ones are done if missing).",
 )
 _SANDBOX = flags.DEFINE_string("sandbox", "", "Socket of a running sandbox; by default the run starts one of its own.")
@@ -205,6 +205,9 @@ def _run(cfg, workdir: Path) -> int:
             print(f"{len(run.corpus())} judged kernels -> {workdir / 'corpus.jsonl'}")
         elif _MODE.value == "sft":
             print(f"cold start finished at step {run.sft().step}")
+        elif _MODE.value == "eval_sft":
+            scores = run.evaluate("eval_sft", run.sft().trainable, step=0)["last_turn"]
+            print(f"cold start evaluated: {scores['correct']:.1%} correct of {scores['samples']} held-out samples -> {workdir / 'eval_sft.json'}")
         elif _MODE.value == "rl":
             print(f"RL finished at step {run.rl(run.sft().trainable).step}")
         else:

@@ -100,6 +100,12 @@ def test_an_interrupted_run_leaves_no_process_and_the_same_command_finishes_it(t
     assert any(k["verdict"]["speedup"] > 0 for k in kernels)
     assert wait_until_gone(workdir) == []
 
+    needs = "generation needs about"
+    assert said.count(needs) == 1 and (workdir / "run.log").read_text().count(needs) > 1, "told before the first step, and once"
+    assert "attention in training: xla" in said
+    told = train(workdir, *TINY, "--mode=eval_sft", unused)
+    assert told.returncode == 0 and "cold start evaluated: " in told.stdout and str(workdir / "eval_sft.json") in told.stdout
+
     third = train(workdir, *TINY, "--config.sft.lr=1e-3", unused)
     assert third.returncode == 1 and "sft.lr: 0.008 -> 0.001" in third.stderr and "another --workdir" in third.stderr
 
