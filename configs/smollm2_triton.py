@@ -40,7 +40,7 @@ def get_config() -> ConfigDict:
     c.sandbox.target_arch = "sm_90"  # for --mode=check_corpus on a machine without a GPU
     c.sandbox.check_s = 60.0
     c.sandbox.time_s = 30.0
-    c.sandbox.workers = 8
+    c.sandbox.workers = 12
     c.sandbox.threads = 1
     c.sandbox.parallel_tasks = 16
     c.sandbox.correctness_trials = 2

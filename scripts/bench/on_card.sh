@@ -62,7 +62,8 @@ generation() {
     run test_generation 400 - "$python" -m pytest tests/gpu/test_generation.py -q -p no:cacheprovider
     run attention 200 kernels_attention.json "$python" $bench/kernel_times.py --only attention --out "$out/kernels_attention.json"
     run kernels 300 kernels_generation.json "$python" $bench/kernel_times.py --only decode,prefill,group --out "$out/kernels_generation.json"
-    run generation 900 generation.json "$python" $bench/generation.py --models 0.6b,4b,8b --only decode,prefill,group,lengths,turns,peer,startup --out "$out/generation.json"
+    run generation 600 generation.json "$python" $bench/generation.py --models 0.6b --only decode,prefill,group,turns,lengths,startup,peer --out "$out/generation.json"
+    run generation_large 600 generation_large.json "$python" $bench/generation.py --models 4b,8b --only decode,prefill --batches 64,256 --out "$out/generation_large.json"
 }
 
 learner() {
@@ -88,7 +89,7 @@ experts() {
 }
 
 kernelbench() {
-    [ -n "$kernelbench" ] || { echo "== kernelbench: set KERNELBENCH to a checkout" && return; }
+    [ -n "$kernelbench" ] || { echo "== kernelbench: set KERNELBENCH to a checkout" && failed+=(kernelbench) && return; }
     run self_mode 900 - "$python" $bench/self_mode.py --kernelbench "$kernelbench" --out "$out/self_mode.json" --minutes 14
     run admission 900 - "$python" scripts/admission.py --config=configs/smollm2_triton.py --workdir="$out/admission" --config.tasks.source=kernelbench \
         --config.tasks.directory="$kernelbench" "--config.tasks.levels=(1,)"
