@@ -65,7 +65,7 @@ ATTACKS = {
         "patched_perf_counter replaced_code_of_the_timer libc_clock_interposed claims_without_work "
         "span_of_infinity interpreter_claimed traced_harness",
         gpu="patched_events a_fifth_of_every_span a_fifth_of_every_long_span ordinary_spans_shortened_by_what_is_forgiven "
-        "spans_of_a_tiny_kernel_shortened",
+        "ordinary_spans_shortened_to_what_memory_gives spans_of_a_tiny_kernel_shortened",
     ),
     6: _on(
         "a copy or callback that completes after the end event",
