@@ -225,8 +225,8 @@ class Audit:
         memory as one of the reference's.
 
         The reference's clock is believed, so the gap between it and ours is what a block costs beyond its
-        calls: the small ones of its gaps, as the candidate's smallest is held against them, and on a machine with other work most of
-        either side's are long. A candidate's claim is raised by what its gaps have beyond that in nearly every block, and for
+        calls: on a CPU the small ones of its gaps, as the candidate's smallest is held against them, and on a machine with other work
+        most of either side's are long. A candidate's claim is raised by what its gaps have beyond that in nearly every block, and for
         each block to what no gap of the reference's explains, or on a CPU none but its largest quarter: a block that was
         disturbed more is not among the faster half of the blocks, which counts, on both sides. Of the reference the second
         calls count, where there are any.
@@ -248,8 +248,10 @@ class Audit:
     def _believed_ms(self) -> list[float]:
         """Times of the candidate's blocks."""
         gaps_ms = sorted(run.wall_ms - run.claim_ms - run.warm_ms for run in self.reference)
-        largest = gaps_ms[-1] if self.on_gpu else gaps_ms[3 * len(gaps_ms) // 4]
-        usual, most = (gap + self.apart_ms for gap in (gaps_ms[len(gaps_ms) // 4], largest))
+        n = len(gaps_ms)
+        # On a GPU the middle one, with which `apart_ms` was found.
+        small, largest = (gaps_ms[n // 2], gaps_ms[-1]) if self.on_gpu else (gaps_ms[n // 4], gaps_ms[3 * n // 4])
+        usual, most = small + self.apart_ms, largest + self.apart_ms
         hidden = hidden_ms([run.wall_ms - run.claim_ms for run in self.candidate], usual)
         found = []
         for run in self.candidate:
