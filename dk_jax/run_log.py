@@ -41,7 +41,7 @@ def run_log(workdir: Path) -> Iterator[None]:
     file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     console.addFilter(_FirstTime())
     before = logger.level
-    others = [handler for handler in logging.getLogger().handlers if handler.level < logging.WARNING]
+    others = {handler: handler.level for handler in logging.getLogger().handlers if handler.level < logging.WARNING}
     for handler in others:  # what was not for them stays so
         handler.setLevel(logging.WARNING)
     logger.setLevel(logging.INFO)
@@ -54,3 +54,5 @@ def run_log(workdir: Path) -> Iterator[None]:
             logger.removeHandler(handler)
         file.close()
         logger.setLevel(before)
+        for handler, level in others.items():
+            handler.setLevel(level)

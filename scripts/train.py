@@ -24,6 +24,7 @@ from absl import app, flags  # noqa: E402
 from ml_collections import config_flags  # noqa: E402
 
 from dk_jax.command_line import interrupt_on_signals, parse_flags, sandbox_socket  # noqa: E402
+from dk_jax.run_log import run_log  # noqa: E402
 
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX, M_ARENA_MAX = -1, -2, -4, -8
 """Parameters of the GNU C library's mallopt."""
@@ -170,7 +171,6 @@ def _warn_of_idle_gpu(cfg) -> None:
 
 def _run(cfg, workdir: Path) -> int:
     from dk_jax import distributed
-    from dk_jax.run_log import run_log
     from dk_jax.train.checks import check_config
     from dk_jax.train.run import Run
 

@@ -9,6 +9,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
 PRNG = "threefry2x32"
+BLOCKS, WIDTH = 32, 128
+"""Blocks of a group (fewer where the vocabulary has no more), tokens of a block."""
 
 
 class Draw(NamedTuple):
@@ -87,10 +89,6 @@ def choose_tokens(
     changed = (draw.temperature != 1) | (filters if filtered else False)  # what is not, is the model's own, to the bit
     logp_sample = jnp.where(changed, log_p(scaled_at(tokens), top / temperature, masses), logp_model)
     return tokens[:, 0], jnp.where(greedy, 0.0, logp_sample), logp_model
-
-
-BLOCKS, WIDTH = 32, 128
-"""Blocks of a group (fewer where the vocabulary has no more), tokens of a block."""
 
 
 def _in_blocks(table: Float[Array, "B V"]) -> Float[Array, "B C W"]:

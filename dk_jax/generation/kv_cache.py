@@ -111,10 +111,11 @@ class KVCache:
     def write_first(self, pair: Pair, k: Float[Array, "b T K H"], v: Float[Array, "b T K H"], rows: Int[Array, " b"]) -> Pair:
         """Puts T tokens of each of b rows into these rows' first slots, padding too: nobody looks at a slot beyond a row's end before it
         is written. A row at a time is one piece of memory for each head, where `write` finds the place of every token."""
+        held = min(k.shape[1], self.slots(pair))
 
         def put(which: int, array: Array, new: Array) -> Array:
-            laid = new.swapaxes(1, 2).transpose(_AXES[self.attention][which])
-            return array.at[(rows, *self._first(which, new.shape[1]))].set(laid, mode="drop")
+            laid = new[:, :held].swapaxes(1, 2).transpose(_AXES[self.attention][which])
+            return array.at[(rows, *self._first(which, held))].set(laid, mode="drop")
 
         return put(0, pair[0], k), put(1, pair[1], v)
 

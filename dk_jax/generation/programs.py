@@ -158,10 +158,10 @@ class Programs:
     def _feed_chunk(self, weights, cache, rows, tokens, starts, counts, *, window, first):
         at = jnp.arange(tokens.shape[1])
         positions = starts[:, None] + at
-        slots = jnp.where(at < counts[:, None], positions, self.kv.slots(cache[0]) + 1)
-        if first and tokens.shape[1] <= self.kv.slots(cache[0]):
+        if first:
             attend = lambda pair: lambda q, k, v: (self.kv.attend_first(q, k, v, counts), self.kv.write_first(pair, k, v, rows))  # noqa: E731
         else:
+            slots = jnp.where(at < counts[:, None], positions, self.kv.slots(cache[0]) + 1)
             attend = self._writing(rows, slots, lambda q, pair: self.kv.attend_chunk(q, pair, rows, positions, window))
         return self._layers(weights, cache, tokens, positions, attend)[1]
 

@@ -25,7 +25,8 @@ from dk_jax.models.layers import product_precision
 SLOTS, STAGES = 32, 4
 """Slots that a program looks at together, and how many such looks are under way. With heads of 128 numbers that takes 54 KB of shared memory and
 114 registers a thread, so a multiprocessor of an H100 or H200 holds four programs, and 132 of them the 512 of 64 rows with 8 key heads
-at once. (64 slots in 3 stages: 72 KB, three programs, and a second wave for a quarter of them: 61 us where memory needs 39.)"""
+at once. (64 slots in 3 stages: 72 KB, three programs, and a second wave for a quarter of them: 61 us where memory needs 39. The cut chosen for
+that has been compiled, and not yet timed.)"""
 LEAST_QUERIES = 16
 """Rows of the smallest product that tensor cores do; fewer queries are filled up."""
 PROGRAMS = 1024

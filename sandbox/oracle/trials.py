@@ -236,8 +236,8 @@ class Trials:
 
         Args:
           left_s: seconds that an order may take now.
-          memory: of the GPU, if there is one.
           fewer: how many times more threads work for the reference than for the candidate; at least 1.
+          memory: of the GPU, if there is one.
 
         Raises:
           Failure: an output is wrong.

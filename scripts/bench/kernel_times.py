@@ -133,7 +133,7 @@ def attention(name: str, batch: int, bytes_per_s: float) -> dict:
                 cut = {"full": full, "block": block, "warps": warps, "stages": stages, "splits": splits}
                 rows.append({**cut, "us": found["device_us"], "floor_us": floor_us})
                 print(json.dumps(rows[-1]), flush=True)
-    return {"batch": batch, "rows": rows}
+    return {"batch": batch, "cuts": rows}
 
 
 def main() -> None:
@@ -148,16 +148,14 @@ def main() -> None:
     if unknown := set(asked) - set(SECTIONS):
         parser.error(f"--only: {', '.join(sorted(unknown))} is unknown; there are {', '.join(SECTIONS)}")
     found: list[dict] = []
+    cuts = functools.partial(attention, bytes_per_s=arguments.bytes_per_s)
+    work = {"decode": decode, "prefill": prefill, "group": group, "train": train, "attention": cuts}
     for name in arguments.models.split(","):
         for section in asked:
-            if section == "attention":
-                found.append({"model": name, "section": section, **attention(name, arguments.batch, arguments.bytes_per_s)})
-                arguments.out.write_text(json.dumps({**provenance(), "measured": found}, indent=1) + "\n")
-                continue
-            measured = {"decode": decode, "prefill": prefill, "group": group, "train": train}[section](name, arguments.batch)
+            measured = work[section](name, arguments.batch)
             found.append({"model": name, "section": section, **measured})
-            print(json.dumps({key: value for key, value in found[-1].items() if key != "kernels"}), flush=True)
-            for row in measured["kernels"][:25]:
+            print(json.dumps({key: value for key, value in found[-1].items() if key not in ("kernels", "cuts")}), flush=True)
+            for row in measured.get("kernels", ())[:25]:
                 print(f"{row['us']:10.1f} us {row['times']:8.1f} times  {row['kernel'][:110]}", flush=True)
             arguments.out.write_text(json.dumps({**provenance(), "measured": found}, indent=1) + "\n")
 

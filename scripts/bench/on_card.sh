@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Everything that this project measures on one NVIDIA GPU, section by section:
+# Measurements on one NVIDIA GPU, section by section (soak.py, contexts.py, published_cuda.py and the like are run by themselves):
 #
 #     KERNELBENCH=DIRECTORY bash scripts/bench/on_card.sh OUT [SECTION...]
 #
