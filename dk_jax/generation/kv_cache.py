@@ -33,6 +33,7 @@ from dk_jax.models.attention import causal_attention, masked_softmax
 from dk_jax.models.backbone import joins
 from dk_jax.models.config import BackboneConfig
 from dk_jax.models.decode_attention import fused_attention, fused_step
+from dk_jax.models.first_chunk import fused_first
 from dk_jax.models.layers import product_precision
 from dk_jax.models.sharding import ROWS
 
@@ -137,8 +138,18 @@ class KVCache:
     def takes_products(self) -> bool:
         """Whether `step` can be had: the fused kernel, on a device of its own, for a model with nothing between product and attention but
         norms and RoPE."""
-        plain = not self.cfg.shifted_kv_heads and self.cfg.head_dim >= 32 and joins(self.cfg, "qkv")
-        return self.attention == "fused" and self.mesh is None and plain
+        return self.attention == "fused" and self._plain
+
+    @property
+    def takes_first_products(self) -> bool:
+        """Whether `first_step` can be had: as `takes_products`, for whatever layout our kernels write, where prompts are attended in as in
+        training."""
+        return self.attention in ("fused", "cudnn") and self.prompts != "xla" and self._plain
+
+    @property
+    def _plain(self) -> bool:
+        power = self.cfg.head_dim >= 32 and not self.cfg.head_dim & (self.cfg.head_dim - 1)
+        return self.mesh is None and power and not self.cfg.shifted_kv_heads and joins(self.cfg, "qkv")
 
     def step(
         self, products: Float[Array, "B 1 N+2K H"], scale: Float[Array, "N+K H"] | None, eps: float, rope: Pair, pair: Pair,
@@ -148,6 +159,16 @@ class KVCache:
         angles = tuple(each[:, 0, 0] for each in rope)
         mixed, pair = fused_step(products[:, 0], scale, angles, *pair, positions, slots, eps=eps, interpret=self.interpret)
         return mixed[:, None], pair
+
+    def first_step(
+        self, products: Float[Array, "b T N+2K H"], scale: Float[Array, "N+K H"] | None, eps: float, rope: Pair, pair: Pair,
+        rows: Int[Array, " b"], counts: Int[Array, " b"],
+    ) -> tuple[Float[Array, "b T N H"], Pair]:  # fmt: skip
+        """`write_first` and `attend_first`, from the raw product of queries, keys and values on; see `fused_first`."""
+        angles = tuple(each[0, :, 0] for each in rope)  # all rows begin at position 0
+        heads_first = self.attention == "fused"
+        q, k, v, pair = fused_first(products, scale, angles, *pair, rows, eps=eps, heads_first=heads_first, interpret=self.interpret)
+        return self.attend_first(q, k, v, counts), pair
 
     def _fused(self) -> Callable[..., Array]:
         """The kernel; on a mesh every device works on its own rows and heads."""

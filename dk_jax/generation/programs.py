@@ -158,7 +158,9 @@ class Programs:
     def _feed_chunk(self, weights, cache, rows, tokens, starts, counts, *, window, first):
         at = jnp.arange(tokens.shape[1])
         positions = starts[:, None] + at
-        if first:
+        if first and self.kv.takes_first_products:
+            attend = lambda pair: OfProducts(lambda *of: self.kv.first_step(*of, pair, rows, counts))  # noqa: E731
+        elif first:
             attend = lambda pair: lambda q, k, v: (self.kv.attend_first(q, k, v, counts), self.kv.write_first(pair, k, v, rows))  # noqa: E731
         else:
             slots = jnp.where(at < counts[:, None], positions, self.kv.slots(cache[0]) + 1)

@@ -22,18 +22,17 @@ from jaxtyping import Array, Float, Int
 from dk_jax.models.attention import MASKED
 from dk_jax.models.layers import product_precision
 
-SLOTS, STAGES = 32, 4
-"""Slots that a program looks at together, and how many such looks are under way. With heads of 128 numbers that takes 54 KB of shared memory and
-114 registers a thread, so a multiprocessor of an H100 or H200 holds four programs, and 132 of them the 512 of 64 rows with 8 key heads
-at once. (64 slots in 3 stages: 72 KB, three programs, and a second wave for a quarter of them: 61 us where memory needs 39. The cut chosen for
-that has been compiled, and not yet timed.)"""
+SLOTS, STAGES = 64, 2
+"""Slots that a program looks at together, and how many such looks are under way: the fastest of ten cuts on an H200, for 64 rows with 8 key heads
+of 128 numbers and 768 slots. Half full 30.0 us, all full 51.8 us, where the memory's own time is 24.0 and 47.9; 64 slots in 3 stages take
+33.4 and 57.6 us, 32 in 4 stages 31.3 and 53.9 (`scripts/bench/results/kernels_attention.json`)."""
 LEAST_QUERIES = 16
 """Rows of the smallest product that tensor cores do; fewer queries are filled up."""
 PROGRAMS = 1024
 """So many programs keep a large GPU busy: rows are split where there are fewer."""
 SHORT = 1024
-"""Slots up to which half as many do for `fused_step`, whose rows that are not split need no kernel more to put their parts together (seen with 64
-slots in 3 stages, 64 rows of 768 slots and 8 key heads: one part takes 61 us on an H200, two 62, four 63)."""
+"""Slots up to which half as many do for `fused_step`, whose rows that are not split need no kernel more to put their parts together (the same
+64 rows in two parts: 34.4 us half full, 56.9 all full)."""
 
 
 def splits_of(rows: int, kv_heads: int, slots: int, programs: int = PROGRAMS) -> int:

@@ -15,6 +15,7 @@ from dk_jax.generation.kv_cache import KVCache
 from dk_jax.generation.programs import Programs
 from dk_jax.models.backbone import unstack_for_decode
 from dk_jax.models.decode_attention import fused_attention, fused_step
+from dk_jax.models.first_chunk import fused_first
 from dk_jax.models.layers import rope_angles, rotate
 from tests.dk_jax.small_engine import CFG, EOS, SIZES, agrees, backbone, engine, prompts, requests
 
@@ -133,6 +134,79 @@ class TestAttention:
         for mine, wanted in zip(kv.write_first(pair, k, v, rows), kv.write(pair, k, v, rows, where), strict=True):
             np.testing.assert_array_equal(mine, wanted)
             assert np.count_nonzero(np.asarray(mine, np.float32)) == 2 * min(8, slots) * cfg.n_kv_heads * 16
+
+    @pytest.mark.parametrize(
+        ("heads", "kv_heads", "length", "slots", "head_dim", "dtype", "normed", "heads_first"),
+        [
+            (4, 2, 40, 64, 32, "float32", True, True),
+            (4, 2, 40, 64, 32, "float32", True, False),
+            (6, 2, 64, 50, 64, "float32", False, True),
+            (8, 8, 7, 20, 32, "bfloat16", False, False),
+            (8, 2, 33, 40, 128, "bfloat16", True, True),
+        ],
+    )
+    def test_the_kernel_of_first_tokens_does_what_its_parts_do(self, heads, kv_heads, length, slots, head_dim, dtype, normed, heads_first):
+        cfg = dataclasses.replace(CFG, n_heads=heads, n_kv_heads=kv_heads, head_dim=head_dim, shifted_kv_heads=0, compute_dtype=dtype)
+        kv, rng = KVCache(cfg, "fused" if heads_first else "heads"), np.random.default_rng(length)
+        if not heads_first and dtype == "bfloat16":
+            kv = KVCache(cfg, "cudnn")
+        products = jnp.asarray(rng.standard_normal((3, length, heads + 2 * kv_heads, head_dim)), dtype)
+        scale = jnp.asarray(1 + rng.standard_normal((heads + kv_heads, head_dim)), jnp.float32) if normed else None
+        rope = rope_angles(cfg, jnp.broadcast_to(jnp.arange(length), (3, length)))
+        qk, value = products[:, :, : heads + kv_heads], products[:, :, heads + kv_heads :]
+        if normed:
+            wide = qk.astype(jnp.float32)
+            qk = (wide * jax.lax.rsqrt(jnp.mean(wide * wide, -1, keepdims=True) + 1e-5) * scale).astype(dtype)
+        query, key = jnp.split(rotate(qk, *rope), [heads], axis=2)
+        rows = jnp.array([4, 1, 5])  # the last one is nobody
+        [pair, *_] = KVCache(cfg, kv.attention).zeros(5, slots)
+        pair = tuple(jnp.asarray(rng.standard_normal(array.shape), dtype) for array in pair)
+        wanted = kv.write_first(pair, key, value, rows)
+        angles = tuple(each[0, :, 0] for each in rope)
+        laid = tuple(array if heads_first or kv.attention == "cudnn" else array.swapaxes(1, 2) for array in pair)
+        q, k, v, kept = fused_first(products, scale, angles, *laid, rows, eps=1e-5, heads_first=heads_first, interpret=True)
+        if kv.attention == "heads":
+            kept = tuple(array.swapaxes(1, 2) for array in kept)
+        close = {"float32": 2e-6, "bfloat16": 1e-2}[dtype]
+        for got, expected in zip((q, k, v, *kept), (query, key, value, *wanted), strict=True):
+            np.testing.assert_allclose(got.astype(jnp.float32), expected.astype(jnp.float32), atol=close, rtol=close)
+        for array, before in zip(kept, pair, strict=True):
+            same = np.asarray(array == before).all(axis=tuple(range(1, array.ndim)))
+            assert same.tolist() == [True, False, True, True, False], "rows that are nobody's are as they were"
+
+    @pytest.mark.parametrize("attention", ["fused", "cudnn"])
+    def test_first_chunks_that_start_from_the_products_are_the_trainers(self, attention):
+        cfg = dataclasses.replace(CFG, shifted_kv_heads=0, head_dim=32)
+        assert KVCache(cfg, "fused", prompts="blocks").takes_first_products
+        assert not any(
+            KVCache(dataclasses.replace(cfg, **change), kind, prompts=by).takes_first_products
+            for change, kind, by in (
+                ({"head_dim": 16}, "fused", "blocks"), ({}, "fused", "xla"), ({}, "heads", "blocks"),
+                ({"lora_rank": 2, "lora_targets": ("q",)}, "fused", "blocks"),
+            )
+        )  # fmt: skip
+        if attention == "cudnn":  # its layout; its kernel is not had here, so that is the prompts' part alone
+            wide = dataclasses.replace(cfg, compute_dtype="bfloat16")
+            kv, rng = KVCache(wide, "cudnn", interpret=True, prompts="blocks"), np.random.default_rng(0)
+            [pair, *_] = kv.zeros(4, 24)
+            heads = wide.n_heads + 2 * wide.n_kv_heads
+            products = jnp.asarray(rng.standard_normal((2, 8, heads, 32)), wide.dtype)
+            rope = rope_angles(wide, jnp.broadcast_to(jnp.arange(8), (2, 8)))
+            scale = jnp.ones((heads - wide.n_kv_heads, 32), jnp.float32)
+            rows, counts = jnp.array([2, 0]), jnp.array([8, 5])
+            mixed, kept = kv.first_step(products, scale, wide.norm_eps, rope, pair, rows, counts)
+            other, same = KVCache(wide, "fused", interpret=True, prompts="blocks"), tuple(array.swapaxes(1, 2) for array in pair)
+            wanted, (keys, values) = other.first_step(products, scale, wide.norm_eps, rope, same, rows, counts)
+            for got, expected in zip((mixed, *kept), (wanted, keys.swapaxes(1, 2), values.swapaxes(1, 2)), strict=True):
+                np.testing.assert_array_equal(got, expected)
+            return
+        mine = Programs(backbone(cfg)[0], KVCache(cfg, attention, interpret=True, prompts="blocks"), eos_id=EOS, stops=(), block=4)
+        some = requests(prompts([1, 2, 9, 17, 40, 5, 21, 9]), new=5)
+        got = Engine(backbone(cfg)[0], SIZES, mine).run(backbone(cfg)[1], some)
+        for one, sample in zip(some, got, strict=True):
+            agrees(one.tokens, sample, one.agent, cfg)
+        fed = [sizes[4] for sizes in mine._seen if sizes[0] == "feed"]
+        assert True in fed and False in fed, "prompts of several chunks go on by looking at the cache"
 
     def test_a_joined_product_is_in_the_place_of_its_parts_where_none_has_lora(self):
         static, params = backbone(dataclasses.replace(CFG, lora_rank=2, lora_targets=("v", "down")))

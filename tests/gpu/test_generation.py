@@ -21,6 +21,7 @@ from dk_jax.generation.kv_cache import KVCache  # noqa: E402
 from dk_jax.generation.programs import Programs  # noqa: E402
 from dk_jax.models import BackboneConfig, build_backbone, token_log_probs  # noqa: E402
 from dk_jax.models.decode_attention import fused_step  # noqa: E402
+from dk_jax.models.first_chunk import fused_first  # noqa: E402
 from dk_jax.models.layers import rope_angles  # noqa: E402
 
 CFG = BackboneConfig(
@@ -67,6 +68,27 @@ def test_a_whole_step_s_kernel_does_compiled_what_it_does_interpreted(rows, spli
     # In the new slots the last place of a bfloat16 may differ: of a normed number, before it is rotated with another, and of the result.
     normed = np.tile(np.hypot(*np.split(wanted, 2, axis=-1)), 2)
     assert (np.abs(keys - wanted) <= 2**-7 * (normed + np.abs(wanted))).all()
+
+
+@pytest.mark.parametrize("heads_first", [True, False])
+@pytest.mark.parametrize("length", [16, 100, 512])
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_the_kernel_of_first_tokens_does_compiled_what_it_does_interpreted(length, head_dim, heads_first):
+    rng = np.random.default_rng(length)
+    shape = (6, 4, 256, head_dim) if heads_first else (6, 256, 4, head_dim)
+    products, k, v = (jnp.asarray(rng.standard_normal(each), jnp.bfloat16) for each in ((3, length, 16, head_dim), shape, shape))
+    scale = jnp.asarray(1 + 0.1 * rng.standard_normal((12, head_dim)), jnp.float32)
+    rope = tuple(each[0, :, 0] for each in rope_angles(dataclasses.replace(CFG, head_dim=head_dim), jnp.arange(length)[None]))
+    rows = jnp.asarray([5, 6, 2])  # the second one is nobody
+    *expected, kept = fused_first(products, scale, rope, k, v, rows, eps=1e-6, heads_first=heads_first, interpret=True)
+    first = jax.jit(lambda *of: fused_first(*of, rows, eps=1e-6, heads_first=heads_first), donate_argnums=(3, 4))
+    *got, pair = first(products, scale, rope, k, v)
+    for mine, wanted in zip((*got, *pair), (*expected, *kept), strict=True):
+        mine, wanted = (np.asarray(each.astype(jnp.float32)) for each in (mine, wanted))
+        normed = np.tile(np.hypot(*np.split(wanted, 2, axis=-1)), 2)
+        assert (np.abs(mine - wanted) <= 2**-7 * (normed + np.abs(wanted))).all()  # as above
+    for mine, wanted in zip((got[2], pair[1]), (expected[2], kept[1]), strict=True):
+        np.testing.assert_array_equal(np.asarray(mine.astype(jnp.float32)), np.asarray(wanted.astype(jnp.float32)))
 
 
 @pytest.mark.parametrize(
