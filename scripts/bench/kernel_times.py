@@ -1,11 +1,12 @@
 """Which kernels a decode step and a training step are made of, and how long each takes on this device.
 
-    python scripts/bench/kernel_times.py --out /tmp/kernels.json [--only decode,prefill,group,train,attention] [--models 0.6b] [--batch 64]
+    python scripts/bench/kernel_times.py --out /tmp/kernels.json [--only decode,prefill,group,train,attention,first] [--models 0.6b] [--batch 64]
 
 Random weights, bfloat16, as generation.py and learner.py time them. What is counted is the time on the device as its own profiler tells it
 (CUPTI for NVIDIA), without what lies between two kernels; the wall time beside it holds both. CUDA graphs are switched off here, so that
 every kernel is seen by its name; that makes the wall time of a decode step longer than it is in a run. `attention`: one layer's decode
 attention (`fused_step`) in several cuts, rows half and all full, beside what the memory needs for the keys and values at --bytes-per-s.
+`first`: what lies between product and attention for the first tokens of prompts (`fused_first`), likewise.
 """
 
 from __future__ import annotations
@@ -31,11 +32,15 @@ from serving import provenance  # noqa: E402
 
 from dk_jax.models import build_backbone  # noqa: E402
 from dk_jax.models.decode_attention import fused_step  # noqa: E402
+from dk_jax.models.first_chunk import fused_first  # noqa: E402
 from dk_jax.models.layers import rope_angles  # noqa: E402
 
-SECTIONS = ("decode", "prefill", "group", "train", "attention")
+SECTIONS = ("decode", "prefill", "group", "train", "attention", "first")
 CUTS = ((32, 4, 4), (32, 4, 3), (32, 4, 5), (64, 4, 2), (64, 4, 3), (16, 4, 5), (16, 2, 6), (32, 2, 4), (64, 2, 2), (128, 8, 2))
 """Slots that a program looks at together, warps, stages."""
+FIRST_CUTS = ((8, 4), (16, 4), (16, 2), (32, 4), (32, 8), (64, 8))
+"""Tokens that a program works on, warps."""
+FIRST_ROWS = 32
 MOST = 60
 
 
@@ -136,20 +141,47 @@ def attention(name: str, batch: int, bytes_per_s: float) -> dict:
     return {"batch": batch, "cuts": rows}
 
 
+def first(name: str, batch: int, bytes_per_s: float) -> dict:
+    """Microseconds of a layer's norms, RoPE and writing for 32 prompts of 512 tokens, by tokens and warps of a program."""
+    cfg = dataclasses.replace(sizes(name), compute_dtype="bfloat16")
+    n, kv, h = cfg.n_heads, cfg.n_kv_heads, cfg.head_dim
+    keys = jax.random.split(jax.random.key(0), 3)
+    products = jax.random.normal(keys[0], (FIRST_ROWS, PROMPT, n + 2 * kv, h), cfg.dtype)
+    scale = jnp.ones((n + kv, h)) if cfg.family == "qwen3" else None
+    rope = tuple(angles[0, :, 0] for angles in rope_angles(cfg, jnp.arange(PROMPT, dtype=jnp.int32)[None]))
+    moved = 2 * products.size + 2 * FIRST_ROWS * PROMPT * kv * h  # read, written, and keys and values once more
+    rows = []
+    for tokens, warps in FIRST_CUTS:
+        step = functools.partial(fused_first, eps=1e-6, heads_first=True, tokens=tokens, num_warps=warps)
+        run = jax.jit(lambda products, k, v, step=step: step(products, scale, rope, k, v, jnp.arange(FIRST_ROWS)), donate_argnums=(1, 2))  # noqa: B023
+        pair = [jax.random.normal(key, (batch, kv, PROMPT + NEW, h), cfg.dtype) for key in keys[1:]]
+        state = {"pair": run(products, *pair)[3]}
+
+        def work(run=run, state=state):
+            for _ in range(20):
+                q, _, _, state["pair"] = run(products, *state["pair"])
+            q.block_until_ready()
+
+        found = kernels(work, 20)
+        rows.append({"tokens": tokens, "warps": warps, "us": found["device_us"], "floor_us": 1e6 * moved * cfg.dtype.itemsize / bytes_per_s})
+        print(json.dumps(rows[-1]), flush=True)
+    return {"batch": batch, "cuts": rows}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--only", default="decode,train", help="sections")
     parser.add_argument("--models", default="0.6b")
-    parser.add_argument("--batch", type=int, default=64, help="rows of decode, prefill and attention")
-    parser.add_argument("--bytes-per-s", type=float, default=4.2e12, help="what the memory gives; for `attention`")
+    parser.add_argument("--batch", type=int, default=64, help="rows of decode, prefill, attention and the cache of first")
+    parser.add_argument("--bytes-per-s", type=float, default=4.2e12, help="what the memory gives; for `attention` and `first`")
     arguments = parser.parse_args()
     asked = arguments.only.split(",")
     if unknown := set(asked) - set(SECTIONS):
         parser.error(f"--only: {', '.join(sorted(unknown))} is unknown; there are {', '.join(SECTIONS)}")
     found: list[dict] = []
-    cuts = functools.partial(attention, bytes_per_s=arguments.bytes_per_s)
-    work = {"decode": decode, "prefill": prefill, "group": group, "train": train, "attention": cuts}
+    cuts, of_first = (functools.partial(section, bytes_per_s=arguments.bytes_per_s) for section in (attention, first))
+    work = {"decode": decode, "prefill": prefill, "group": group, "train": train, "attention": cuts, "first": of_first}
     for name in arguments.models.split(","):
         for section in asked:
             measured = work[section](name, arguments.batch)

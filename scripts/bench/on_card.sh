@@ -6,7 +6,7 @@
 # judge        what is judged on a card: tests/gpu, and the attacks while eight are judged at once
 # load         the clock beside eight busy workers, against itself and ncu
 # speed        the judge's speed beside KernelBench's evaluator; the CUDA corpus by both roads
-# generation   tests/gpu/test_generation.py; tokens a second, prefill, groups, turns, start-up; cuts of the attention kernel
+# generation   tests/gpu/test_generation.py; tokens a second, prefill, groups, turns, start-up; cuts of our kernels
 # learner      the update beside Hugging Face's; its kernels
 # cold_start   SmolLM2: cold start, 20 RL steps, evaluations; the cold start once more without the diversity filter
 # experts      the experts' kernels against eager and torch.compile, three times
@@ -60,8 +60,9 @@ speed() {
 
 generation() {
     run test_generation 400 - "$python" -m pytest tests/gpu/test_generation.py -q -p no:cacheprovider
-    run attention 200 kernels_attention.json "$python" $bench/kernel_times.py --only attention --out "$out/kernels_attention.json"
+    run attention 200 kernels_attention.json "$python" $bench/kernel_times.py --only attention,first --out "$out/kernels_attention.json"
     run kernels 300 kernels_generation.json "$python" $bench/kernel_times.py --only decode,prefill,group --out "$out/kernels_generation.json"
+    run kernels_large 300 kernels_generation_8b.json "$python" $bench/kernel_times.py --only decode,prefill --models 8b --out "$out/kernels_generation_8b.json"
     run generation 600 generation.json "$python" $bench/generation.py --models 0.6b --only decode,prefill,group,turns,lengths,startup,peer --out "$out/generation.json"
     run generation_large 600 generation_large.json "$python" $bench/generation.py --models 4b,8b --only decode,prefill --batches 64,256 --out "$out/generation_large.json"
 }

@@ -24,8 +24,16 @@ CASES = [
         number=52,
         name="memory_bomb",
         why="memory is taken until something breaks",
-        candidate=module("data = []\nwhile True:\n    data.append(bytes(1 << 26))"),
+        candidate=module("data = []\nwhile True:\n    data.append(b'1' * (1 << 26))"),
         outcomes=("out_of_memory",),
+        options=CHECKED,
+    ),
+    Case(
+        number=52,
+        name="memory_promised_and_never_touched",
+        why="address space is taken until something breaks; where a device driver needs it without a limit, it ends with the deadline at the latest",
+        candidate=module("data = []\nwhile True:\n    data.append(bytes(1 << 26))"),
+        outcomes=("out_of_memory", "timeout"),
         options=CHECKED,
     ),
     Case(

@@ -221,7 +221,8 @@ ATTACKS = {
     51: _on("sources and results of others", "files_of_others sources_of_others"),
     52: _on(
         "bombs and endless work",
-        "fork_bomb memory_bomb memory_bomb_in_a_constructor disk_filler endless_output kernel_that_never_ends build_that_never_ends",
+        "fork_bomb memory_bomb memory_promised_and_never_touched memory_bomb_in_a_constructor disk_filler endless_output "
+        "kernel_that_never_ends build_that_never_ends",
         tests="gpu/test_sandbox_faults.py::test_a_kernel_that_never_ends_is_stopped_at_its_deadline",
     ),
     53: _on("an illegal memory access", "illegal_access", gpu="illegal_access"),

@@ -48,6 +48,19 @@ def test_a_claim_just_beyond_its_own_replays_is_not_held_against_a_reference_of_
     assert rule(stated, replayed_audit([0.0095] * 6, [0.0219] * 6), replayed=True)[0].speedup < 0.0247 / 0.00895
 
 
+def test_first_calls_of_the_reference_that_were_held_up_are_not_taken_for_what_memory_costs():
+    """A kernel of 37.6 us claims 11.3; beside other work all first calls of the reference but one block's are late by a millisecond."""
+    lost_ms, warm_ms = 1.0, 0.54
+    first_ms = [warm_ms + 0.03 + lost_ms * late for late in (1, 1.1, 0.9, 0, 1.2, 0.9, 1, 1)]
+    found = replayed_audit([0.0376] * 8, [0.0546] * 8)
+    found.reference = [Run(claim_ms=ms, wall_ms=ms + warm_ms + 1.0, samples=[], warm_ms=warm_ms) for ms in first_ms]
+    assert found.cold_ms == pytest.approx(0.003)
+    timing, own, _ = rule(claim_of_ms(0.0113, 0.0546), found, replayed=True)
+    assert own.median == pytest.approx(0.0376 - 0.003) and timing.candidate.median_ms > 0.9 * own.median
+    found.reference = [Run(claim_ms=0.6, wall_ms=2.0, samples=[], warm_ms=0.5)] * 8  # where none is, it is what it was
+    assert found.cold_ms == pytest.approx(0.01)
+
+
 def test_a_disturbed_audit_is_made_again_and_one_that_bears_the_claim_out_counts():
     claimed, made = claim_of_ms(0.0306, 0.0546), []
 
