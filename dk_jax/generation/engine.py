@@ -27,7 +27,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from dk_jax.generation.implementation import fastest_attention, fastest_prompts, least_rows
+from dk_jax.generation.implementation import fastest_attention, fastest_products, fastest_prompts, least_rows
 from dk_jax.generation.jobs import Counts, Job, leave, make_job, rows_at_rest
 from dk_jax.generation.kv_cache import KVCache
 from dk_jax.generation.programs import Cache, Programs, Rows
@@ -377,8 +377,10 @@ def make_programs(static: Static, config: EngineConfig, mesh: Mesh | None = None
         mesh = None
     if mesh is not None:
         check_mesh(static.cfg, mesh)
-    attention, prompts = config.attention, "xla"
+    attention, prompts, products = config.attention, "xla", "xla"
     if attention == "auto":
         attention, prompts = fastest_attention(static.cfg, config, mesh), fastest_prompts(static.cfg, config, mesh)
     kv = KVCache(static.cfg, attention, mesh=mesh, prompts=prompts)
-    return Programs(static, kv, eos_id=config.eos_id, stops=config.stops, block=config.block)
+    if config.attention == "auto":
+        products = fastest_products(static, config, kv)
+    return Programs(static, kv, eos_id=config.eos_id, stops=config.stops, block=config.block, products=products)

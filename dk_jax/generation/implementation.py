@@ -1,4 +1,4 @@
-"""Which way of attention is fastest on this machine for a model and its sizes: measured at start-up, and said in the log."""
+"""Which way of attention, and of a step's products, is fastest on this machine for a model and its sizes: measured at start-up, said in the log."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from jax.sharding import Mesh
 
 from dk_jax.generation.kv_cache import Attention, KVCache
 from dk_jax.generation.sizes import EngineConfig
+from dk_jax.models.backbone import OfProducts, Static, abstract_backbone, unstack_for_decode
 from dk_jax.models.config import BackboneConfig
+from dk_jax.models.decode_products import fused_block, takes_kernels
 from dk_jax.models.layers import rope_angles
 from dk_jax.models.sharding import row_share
 
@@ -24,6 +26,8 @@ log = logging.getLogger(__name__)
 CANDIDATES: dict[str, tuple[Attention, ...]] = {"cpu": ("columns",), "gpu": ("fused", "cudnn", "heads"), "tpu": ("heads", "columns")}
 """By platform; where there is one it is not measured."""
 REPEATS, ROUNDS = 10, 5
+BEYOND_CACHE = 256 << 20
+"""Bytes of weights that no device's cache holds."""
 MOST_BYTES = 4 << 30
 """Of keys and values of one layer that are made for the measurement."""
 
@@ -121,6 +125,36 @@ def fastest_prompts(cfg: BackboneConfig, config: EngineConfig, mesh: Mesh | None
             log.warning("cuDNN does not attend in prompts (%s: %s)", type(error).__name__, str(error).splitlines()[:1])
     said = ", ".join(f"{name} {1e6 * seconds:.0f} us" for name, seconds in sorted(found.items(), key=lambda item: item[1]))
     log.info("attention of first chunks, one layer, %d of %d tokens: %s", rows, chunk, said)
+    return min(found, key=found.get)
+
+
+def fastest_products(static: Static, config: EngineConfig, kv: KVCache, platform: str | None = None) -> Literal["xla", "kernels"]:
+    """What does a decode step's products, see `Programs`: what is faster for layers whose weights the device's cache does not hold."""
+    cfg = static.cfg
+    if (platform or jax.default_backend()) != "gpu" or cfg.compute_dtype != "bfloat16" or not (kv.takes_products and takes_kernels(cfg)):
+        return "xla"
+    of_one, params = abstract_backbone(dataclasses.replace(cfg, n_layers=1))
+    shapes = jax.eval_shape(lambda params: unstack_for_decode(of_one, params, joined=True)["layers"][0], params)
+    a_layer = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
+    layers = [jax.tree.map(lambda leaf: jnp.ones(leaf.shape, leaf.dtype), shapes) for _ in range(max(2, -(-BEYOND_CACHE // a_layer)))]
+    x, found = jnp.ones((config.rows, 1, cfg.d_model), jnp.float32), {}
+    attend = OfProducts(lambda products, *_: (products[:, :, : cfg.n_heads], None))
+    for name in ("kernels", "xla"):
+
+        def run(x, layers, name=name):
+            for layer in layers:
+                block = static.layer(layer, joined=True)
+                x = (fused_block(block, x, None, attend, interpret=kv.interpret) if name == "kernels" else block(x, None, attend))[0]
+            return x, layers
+
+        try:
+            found[name] = _timed(jax.jit(run), x, layers) / len(layers)
+        except Exception as error:  # as above
+            if name == "xla":
+                raise
+            log.warning("the kernels for a decode step's products do not work (%s: %s)", type(error).__name__, str(error).splitlines()[:1])
+    said = ", ".join(f"{name} {1e6 * seconds:.0f} us" for name, seconds in sorted(found.items(), key=lambda item: item[1]))
+    log.info("products of a decode step, one layer, %d rows: %s", config.rows, said)
     return min(found, key=found.get)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,7 @@ from jaxtyping import Array, Bool, Float, Int, UInt32
 from dk_jax.generation.choice import Draw, choose_tokens
 from dk_jax.generation.kv_cache import KVCache, Pair
 from dk_jax.models.backbone import OfProducts, Params, Static, logits, unstack_for_decode
+from dk_jax.models.decode_products import fused_block, takes_kernels
 from dk_jax.models.layers import rope_angles
 
 Cache = list[Pair]
@@ -63,9 +64,21 @@ class Programs:
       eos_id: ends a sample.
       stops: further token sequences that end one.
       block: decode steps of a block.
+      products: what does a decode step's products, "xla" or "kernels" (`dk_jax.models.decode_products`; see `takes_kernels`).
+
+    Raises:
+      ValueError: kernels for a model or a cache that they can't do.
     """
 
-    def __init__(self, static: Static, kv: KVCache, *, eos_id: int, stops: tuple[tuple[int, ...], ...], block: int):
+    def __init__(
+        self, static: Static, kv: KVCache, *, eos_id: int, stops: tuple[tuple[int, ...], ...], block: int,
+        products: Literal["xla", "kernels"] = "xla",
+    ):  # fmt: skip
+        if products not in ("xla", "kernels"):
+            raise ValueError(f"products is {products!r}; choose 'xla' or 'kernels'")
+        if products == "kernels" and not (kv.takes_products and takes_kernels(static.cfg)):
+            raise ValueError("products 'kernels' needs attention 'fused' on one device, sizes that divide by 16, no shifted heads and no LoRA")
+        self.products = products
         self._static, self.kv, self._eos_id, self._block = static, kv, eos_id, block
         self.memory = max(map(len, stops), default=1)
         self._stops = [jnp.asarray((*(-2,) * (self.memory - len(stop)), *stop), jnp.int32) for stop in stops]
@@ -131,15 +144,20 @@ class Programs:
     def _rows_of(cache: Cache) -> int:
         return cache[0][0].shape[0]
 
-    def _layers(self, weights: Params, cache: Cache, tokens, positions, attend) -> tuple[Array, Cache]:
-        """Through all layers; `attend(pair)` is what a block is to attend by, and keeps the pair with the tokens' keys and values."""
+    def _layers(self, weights: Params, cache: Cache, tokens, positions, attend, kernels: bool = False) -> tuple[Array, Cache]:
+        """Through all layers; `attend(pair)` is what a block is to attend by, and keeps the pair with the tokens' keys and values.
+        `kernels`: the blocks' products by ours."""
         static = self._static
         ends = static.ends(weights)
         x = ends.embed.embed(tokens)
         ropes = [rope_angles(static.cfg, positions + ahead) for ahead in (0, 1)]
         updated = []
         for layer, pair in zip(weights["layers"], cache, strict=True):
-            x, pair = static.layer(layer, self._joined)(x, ropes[0], attend(pair), ropes[1])
+            block = static.layer(layer, self._joined)
+            if kernels:
+                x, pair = fused_block(block, x, ropes[0], attend(pair), interpret=self.kv.interpret)
+            else:
+                x, pair = block(x, ropes[0], attend(pair), ropes[1])
             updated.append(pair)
         return ends.final_norm(x), updated
 
@@ -189,7 +207,8 @@ class Programs:
                 attend = lambda pair: OfProducts(lambda *of: self.kv.step(*of, pair, rows.position, slots[:, 0]))  # noqa: E731
             else:
                 attend = self._writing(everyone, slots, lambda q, pair: self.kv.attend(q, pair, rows.position))
-            hidden, cache = self._layers(weights, cache, rows.token[:, None], rows.position[:, None], attend)
+            kernels = self.products == "kernels"
+            hidden, cache = self._layers(weights, cache, rows.token[:, None], rows.position[:, None], attend, kernels)
             scores = logits(static, weights, hidden, rows.agent)[:, 0]
             chosen, logp_sample, logp_model = choose_tokens(scores, rows.key, rows.step, rows.draw, filtered)
             block = Block(

@@ -167,7 +167,7 @@ def decoded(bench: Bench, batch: int) -> dict:
     found = {
         "batch": batch, "tokens_per_s": batch * NEW / whole,
         "roofline": None if jax.default_backend() == "cpu" else bench.floor_s(batch, NEW, PROMPT) / whole,
-        "attention": engine.programs.kv.attention, "prefill_s": first, "first_run_s": sum(seconds[0]),
+        "attention": engine.programs.kv.attention, "products": engine.programs.products, "prefill_s": first, "first_run_s": sum(seconds[0]),
         "budget": str(engine.config.budget(bench.static.cfg, engine.programs.kv)),
     }  # fmt: skip
     print(json.dumps({"model": bench.name, **found}), flush=True)

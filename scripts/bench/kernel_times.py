@@ -1,12 +1,13 @@
 """Which kernels a decode step and a training step are made of, and how long each takes on this device.
 
-    python scripts/bench/kernel_times.py --out /tmp/kernels.json [--only decode,prefill,group,train,attention,first] [--models 0.6b] [--batch 64]
+    python scripts/bench/kernel_times.py --out /tmp/kernels.json [--only decode,prefill,attention,…] [--models 0.6b] [--batch 64]
 
 Random weights, bfloat16, as generation.py and learner.py time them. What is counted is the time on the device as its own profiler tells it
 (CUPTI for NVIDIA), without what lies between two kernels; the wall time beside it holds both. CUDA graphs are switched off here, so that
 every kernel is seen by its name; that makes the wall time of a decode step longer than it is in a run. `attention`: one layer's decode
 attention (`fused_step`) in several cuts, rows half and all full, beside what the memory needs for the keys and values at --bytes-per-s.
-`first`: what lies between product and attention for the first tokens of prompts (`fused_first`), likewise.
+`first`: what lies between product and attention for the first tokens of prompts (`fused_first`), likewise. `products`: a layer's four products
+of --batch rows by our kernels in several cuts and by XLA, with what stands next to them, over weights that no cache holds.
 """
 
 from __future__ import annotations
@@ -32,15 +33,19 @@ from serving import provenance  # noqa: E402
 
 from dk_jax.models import build_backbone  # noqa: E402
 from dk_jax.models.decode_attention import fused_step  # noqa: E402
+from dk_jax.models.decode_products import Cut, added, cut_of, gated, product  # noqa: E402
 from dk_jax.models.first_chunk import fused_first  # noqa: E402
 from dk_jax.models.layers import rope_angles  # noqa: E402
 
-SECTIONS = ("decode", "prefill", "group", "train", "attention", "first")
+SECTIONS = ("decode", "prefill", "group", "train", "attention", "first", "products")
 CUTS = ((32, 4, 4), (32, 4, 3), (32, 4, 5), (64, 4, 2), (64, 4, 3), (16, 4, 5), (16, 2, 6), (32, 2, 4), (64, 2, 2), (128, 8, 2))
 """Slots that a program looks at together, warps, stages."""
 FIRST_CUTS = ((8, 4), (16, 4), (16, 2), (32, 4), (32, 8), (64, 8))
 """Tokens that a program works on, warps."""
 FIRST_ROWS = 32
+INNERS, WAYS = (64, 128), ((4, 3), (4, 4), (8, 4))
+"""Inner places of a program's piece; warps, stages."""
+BEYOND_CACHE = 256 << 20
 MOST = 60
 
 
@@ -81,7 +86,8 @@ def decode(name: str, batch: int) -> dict:
     bench = Bench(name=name, static=static, params=params, bytes_per_s=1.0)
     engine, prompts = bench.engine(batch, PROMPT + NEW), bench.prompts([PROMPT] * batch)
     engine.run(params, requests(prompts, NEW))
-    return {"batch": batch, "attention": engine.programs.kv.attention, **kernels(lambda: engine.run(params, requests(prompts, NEW)), NEW)}
+    by = {"attention": engine.programs.kv.attention, "products": engine.programs.products}
+    return {"batch": batch, **by, **kernels(lambda: engine.run(params, requests(prompts, NEW)), NEW)}
 
 
 def prefill(name: str, batch: int) -> dict:
@@ -168,20 +174,57 @@ def first(name: str, batch: int, bytes_per_s: float) -> dict:
     return {"batch": batch, "cuts": rows}
 
 
+def products(name: str, batch: int, bytes_per_s: float) -> dict:
+    """Microseconds of each of a layer's products."""
+    cfg = dataclasses.replace(sizes(name), compute_dtype="bfloat16")
+    d, f, of_heads, h = cfg.d_model, cfg.d_ff, cfg.n_heads * cfg.head_dim, cfg.head_dim
+    residual = jnp.ones((batch, d), jnp.float32)
+    gate = lambda x, w: jax.nn.silu(jnp.split(x @ w, 2, axis=-1)[0]) * jnp.split(x @ w, 2, axis=-1)[1]  # noqa: E731
+    kinds = {  # ours, XLA's, inner places, columns, of the matrix for one of ours
+        "qkv": (product, lambda x, w: x @ w, d, of_heads + 2 * cfg.n_kv_heads * h, 1),
+        "o": (functools.partial(added, residual), lambda x, w: residual + x @ w, of_heads, d, 1),
+        "gate_up": (gated, gate, d, f, 2),
+        "down": (functools.partial(added, residual), lambda x, w: residual + x @ w, f, d, 1),
+    }
+    rows = []
+    for kind, (ours, plain, inner, columns, times) in kinds.items():
+        keys = jax.random.split(jax.random.key(0), 2)
+        x = jax.random.normal(keys[0], (batch, inner), cfg.dtype)
+        size = inner * columns * times * cfg.dtype.itemsize
+        matrices = list(jax.random.normal(keys[1], (-(-BEYOND_CACHE // size), inner, times * columns), cfg.dtype))
+        chosen = cut_of(batch, inner, columns, 64 if kind == "gate_up" else 128)
+        widths = [wide for wide in (chosen.columns // 2, chosen.columns, 2 * chosen.columns) if 16 <= wide <= 128]
+        cuts = [Cut(chosen.rows, wide, deep, *way) for wide in widths for deep in INNERS for way in WAYS]
+        held = lambda cut, times=times: 2 * cut.stages * cut.inner * (cut.rows + times * cut.columns)  # noqa: E731
+        cuts = [cut for cut in cuts if held(cut) <= 220 << 10 and not (columns % cut.columns or inner % cut.inner)]
+        for cut in [None, chosen, *(cut for cut in cuts if cut != chosen)]:
+            one = plain if cut is None else functools.partial(ours, cut=cut)
+            run = jax.jit(lambda x, matrices, one=one: [one(x, matrix) for matrix in matrices])
+            try:
+                jax.block_until_ready(run(x, matrices))
+                us = kernels(lambda run=run, x=x, matrices=matrices: jax.block_until_ready(run(x, matrices)), len(matrices))["device_us"]
+            except jax.errors.JaxRuntimeError as error:  # a piece too large for the device
+                us = str(error).splitlines()[0][:100]
+            rows.append({"product": kind, "by": "xla" if cut is None else cut._asdict(), "us": us, "floor_us": 1e6 * size / bytes_per_s})
+            print(json.dumps(rows[-1] | {"chosen": cut == chosen}), flush=True)
+    return {"batch": batch, "cuts": rows}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--only", default="decode,train", help="sections")
     parser.add_argument("--models", default="0.6b")
     parser.add_argument("--batch", type=int, default=64, help="rows of decode, prefill, attention and the cache of first")
-    parser.add_argument("--bytes-per-s", type=float, default=4.2e12, help="what the memory gives; for `attention` and `first`")
+    parser.add_argument("--bytes-per-s", type=float, default=4.2e12, help="what the memory gives; for `attention`, `first` and `products`")
     arguments = parser.parse_args()
     asked = arguments.only.split(",")
     if unknown := set(asked) - set(SECTIONS):
         parser.error(f"--only: {', '.join(sorted(unknown))} is unknown; there are {', '.join(SECTIONS)}")
     found: list[dict] = []
-    cuts, of_first = (functools.partial(section, bytes_per_s=arguments.bytes_per_s) for section in (attention, first))
-    work = {"decode": decode, "prefill": prefill, "group": group, "train": train, "attention": cuts, "first": of_first}
+    work = {"decode": decode, "prefill": prefill, "group": group, "train": train}
+    for section in (attention, first, products):
+        work[section.__name__] = functools.partial(section, bytes_per_s=arguments.bytes_per_s)
     for name in arguments.models.split(","):
         for section in asked:
             measured = work[section](name, arguments.batch)

@@ -61,6 +61,7 @@ speed() {
 generation() {
     run test_generation 400 - "$python" -m pytest tests/gpu/test_generation.py -q -p no:cacheprovider
     run attention 200 kernels_attention.json "$python" $bench/kernel_times.py --only attention,first --out "$out/kernels_attention.json"
+    run products 300 kernels_products.json "$python" $bench/kernel_times.py --only products --out "$out/kernels_products.json"
     run kernels 300 kernels_generation.json "$python" $bench/kernel_times.py --only decode,prefill,group --out "$out/kernels_generation.json"
     run kernels_large 300 kernels_generation_8b.json "$python" $bench/kernel_times.py --only decode,prefill --models 8b --out "$out/kernels_generation_8b.json"
     run generation 600 generation.json "$python" $bench/generation.py --models 0.6b --only decode,prefill,group,turns,lengths,startup,peer --out "$out/generation.json"

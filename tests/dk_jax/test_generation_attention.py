@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 from dk_jax.generation import Engine, implementation
-from dk_jax.generation.implementation import fastest_attention, fastest_prompts
+from dk_jax.generation.implementation import fastest_attention, fastest_products, fastest_prompts
 from dk_jax.generation.kv_cache import KVCache
 from dk_jax.generation.programs import Programs
-from dk_jax.models.backbone import unstack_for_decode
+from dk_jax.models.backbone import OfProducts, unstack_for_decode
 from dk_jax.models.decode_attention import fused_attention, fused_step
+from dk_jax.models.decode_products import Cut, added, cut_of, fused_block, gated, product, takes_kernels
 from dk_jax.models.first_chunk import fused_first
 from dk_jax.models.layers import rope_angles, rotate
 from tests.dk_jax.small_engine import CFG, EOS, SIZES, agrees, backbone, engine, prompts, requests
@@ -274,3 +275,80 @@ class TestAttention:
     def test_a_measurement_measures(self):
         assert 0 < implementation.seconds_of(KVCache(CFG, "columns"), SIZES) < 1
         assert fastest_attention(CFG, SIZES, platform="tpu") in ("heads", "columns")
+
+
+class TestProducts:
+    """Kernels in the place of a decode step's products."""
+
+    CFG = dataclasses.replace(CFG, d_model=64, d_ff=96, head_dim=32, shifted_kv_heads=0)
+
+    @pytest.mark.parametrize("cut", [None, Cut(16, 32, 16), Cut(32, 16, 64)])
+    @pytest.mark.parametrize(("rows", "dtype"), [(3, "float32"), (40, "float32"), (64, "bfloat16")])
+    def test_they_are_xlas(self, rows, dtype, cut):
+        rng = np.random.default_rng(rows)
+        x, plain, both = (jnp.asarray(rng.standard_normal(shape), dtype) / 8 for shape in ((rows, 192), (192, 64), (192, 128)))
+        residual = jnp.asarray(rng.standard_normal((rows, 64)), jnp.float32)
+        gate, up = jnp.split(x @ both, 2, axis=-1)
+        pairs = (
+            (product(x, plain, cut=cut, interpret=True), x @ plain),
+            (gated(x, both, cut=cut, interpret=True), jax.nn.silu(gate) * up),
+            (added(residual, x, plain, cut=cut, interpret=True), residual + x @ plain),
+        )
+        close = {"float32": 1e-5, "bfloat16": 2e-2}[dtype]
+        for got, expected in pairs:
+            assert got.shape == expected.shape and got.dtype == expected.dtype
+            np.testing.assert_allclose(got.astype(jnp.float32), expected.astype(jnp.float32), atol=close, rtol=close)
+
+    def test_a_matrix_is_shared_out_to_enough_programs_in_pieces_that_fit(self):
+        assert cut_of(64, 1024, 4096)[:3] == (64, 32, 128)
+        assert cut_of(64, 3072, 1024)[:3] == (32, 16, 128), "few columns: rows are shared out, too"
+        assert cut_of(256, 4096, 12288, widest=64)[:3] == (64, 64, 128)
+        assert cut_of(2, 96, 48)[:3] == (16, 16, 32), "of the smallest there are"
+        with pytest.raises(ValueError, match="192 places and 64 columns does not divide into pieces of 128 and 16"):
+            product(jnp.ones((2, 192)), jnp.ones((192, 64)), cut=Cut(16, 16, 128), interpret=True)
+
+    @pytest.mark.parametrize("family", ["llama", "qwen3"])
+    def test_a_block_by_kernels_is_the_block(self, family):
+        static, params = backbone(dataclasses.replace(self.CFG, family=family))
+        [layer, _] = unstack_for_decode(static, params, joined=True)["layers"]
+        rope = rope_angles(static.cfg, jnp.arange(5)[:, None])
+        look = OfProducts(lambda products, scale, eps, rope: (jnp.tanh(products[:, :, : static.cfg.n_heads]), eps))
+        block, x = static.layer(layer, joined=True), jax.random.normal(jax.random.key(1), (5, 1, 64))
+        (got, kept), (expected, same) = fused_block(block, x, rope, look, interpret=True), block(x, rope, look)
+        np.testing.assert_allclose(got, expected, atol=1e-5)
+        assert got.shape == expected.shape and kept == same
+
+    def test_an_engine_by_kernels_is_the_trainer(self):
+        static, params = backbone(self.CFG)
+        mine = Programs(static, KVCache(self.CFG, "fused", interpret=True), eos_id=EOS, stops=(), block=4, products="kernels")
+        some = requests(prompts([5, 21, 9]), new=5)
+        got = Engine(static, dataclasses.replace(SIZES, attention="fused"), mine).run(params, some)
+        for one, sample in zip(some, got, strict=True):
+            agrees(one.tokens, sample, one.agent, self.CFG)
+
+    def test_what_cannot_be_done_by_kernels_is_said(self):
+        assert takes_kernels(self.CFG)
+        changes = ({"d_ff": 100}, {"lora_rank": 2, "lora_targets": ("o",)}, {"lora_rank": 2, "lora_targets": ("gate",)})
+        for change in changes:
+            cfg = dataclasses.replace(self.CFG, **change)
+            assert not takes_kernels(cfg)
+            with pytest.raises(ValueError, match="needs attention 'fused' on one device, sizes that divide by 16"):
+                Programs(backbone(cfg)[0], KVCache(cfg, "fused", interpret=True), eos_id=EOS, stops=(), block=4, products="kernels")
+        with pytest.raises(ValueError, match="choose 'xla' or 'kernels'"):
+            Programs(backbone(self.CFG)[0], KVCache(self.CFG, "fused"), eos_id=EOS, stops=(), block=4, products="triton")
+
+    def test_the_faster_ones_are_measured_and_named(self, caplog, monkeypatch):
+        monkeypatch.setattr(implementation, "BEYOND_CACHE", 1)
+        cfg = dataclasses.replace(self.CFG, compute_dtype="bfloat16")
+        static, kv = backbone(cfg)[0], KVCache(cfg, "fused", interpret=True)
+        assert fastest_products(static, SIZES, kv) == "xla", "on a CPU"
+        assert fastest_products(static, SIZES, KVCache(cfg, "heads"), platform="gpu") == "xla" and not caplog.records
+        with caplog.at_level(logging.INFO, "dk_jax.generation.implementation"):
+            chosen = fastest_products(static, SIZES, kv, platform="gpu")
+        [said] = [record.getMessage() for record in caplog.records]
+        assert said.startswith(f"products of a decode step, one layer, {SIZES.rows} rows: {chosen} ")
+        assert "xla" in said and "kernels" in said
+        monkeypatch.setattr(implementation, "fused_block", lambda *_, **__: 1 / 0)
+        with caplog.at_level(logging.INFO, "dk_jax.generation.implementation"):
+            assert fastest_products(static, SIZES, kv, platform="gpu") == "xla"
+        assert "do not work (ZeroDivisionError" in caplog.text

@@ -16,11 +16,12 @@ if jax.default_backend() != "gpu":
 import jax.numpy as jnp  # noqa: E402
 
 from dk_jax.generation import Engine, EngineConfig, Request  # noqa: E402
-from dk_jax.generation.implementation import fastest_attention, fastest_prompts  # noqa: E402
+from dk_jax.generation.implementation import fastest_attention, fastest_products, fastest_prompts  # noqa: E402
 from dk_jax.generation.kv_cache import KVCache  # noqa: E402
 from dk_jax.generation.programs import Programs  # noqa: E402
 from dk_jax.models import BackboneConfig, build_backbone, token_log_probs  # noqa: E402
 from dk_jax.models.decode_attention import fused_step  # noqa: E402
+from dk_jax.models.decode_products import added, gated, product  # noqa: E402
 from dk_jax.models.first_chunk import fused_first  # noqa: E402
 from dk_jax.models.layers import rope_angles  # noqa: E402
 
@@ -91,13 +92,31 @@ def test_the_kernel_of_first_tokens_does_compiled_what_it_does_interpreted(lengt
         np.testing.assert_array_equal(np.asarray(mine.astype(jnp.float32)), np.asarray(wanted.astype(jnp.float32)))
 
 
+@pytest.mark.parametrize("rows", [2, 40, 64, 256])
+def test_kernels_for_a_step_s_products_agree_with_xla(rows):
+    rng = np.random.default_rng(rows)
+    x, plain, both = (jnp.asarray(rng.standard_normal(shape) / 16, jnp.bfloat16) for shape in ((rows, 1024), (1024, 512), (1024, 6144)))
+    residual = jnp.asarray(rng.standard_normal((rows, 512)), jnp.float32)
+    wide = [each.astype(jnp.float32) for each in (x, plain, both)]
+    with jax.default_matmul_precision("highest"):
+        (of_plain, of_both) = wide[0] @ wide[1], wide[0] @ wide[2]
+    gate, up = jnp.split(of_both, 2, axis=-1)
+    pairs = ((product(x, plain), of_plain), (gated(x, both), jax.nn.silu(gate) * up), (added(residual, x, plain), residual + of_plain))
+    for got, expected in pairs:
+        np.testing.assert_allclose(got.astype(jnp.float32), expected, atol=3e-2, rtol=2e-2)
+
+
 @pytest.mark.parametrize(
-    ("attention", "prompts_by"), [("fused", "cudnn"), ("fused", "xla"), ("cudnn", "cudnn"), ("heads", "blocks"), ("columns", "xla")]
-)
-def test_sampled_log_probs_are_near_the_trainers(attention, prompts_by):
+    ("attention", "prompts_by", "products"),
+    [
+        ("fused", "cudnn", "kernels"), ("fused", "cudnn", "xla"), ("fused", "xla", "xla"), ("cudnn", "cudnn", "xla"), ("heads", "blocks", "xla"),
+        ("columns", "xla", "xla"),
+    ],
+)  # fmt: skip
+def test_sampled_log_probs_are_near_the_trainers(attention, prompts_by, products):
     static, params = build_backbone(CFG, jax.random.key(0))
     config = dataclasses.replace(SIZES, attention=attention)
-    programs = Programs(static, KVCache(CFG, attention, prompts=prompts_by), eos_id=config.eos_id, stops=(), block=config.block)
+    programs = Programs(static, KVCache(CFG, attention, prompts=prompts_by), eos_id=config.eos_id, stops=(), block=config.block, products=products)
     engine = Engine(static, config, programs)
     some = [Request(tokens=p, agent=i % 3, key=i, max_new_tokens=64) for i, p in enumerate(prompts([5, 130, 300, 700] * 8))]
     gaps = []
@@ -107,16 +126,19 @@ def test_sampled_log_probs_are_near_the_trainers(attention, prompts_by):
         table = token_log_probs(static, params, tokens, jnp.asarray([len(row)]), jnp.asarray([request.agent])).log_probs
         gaps.append(np.abs(np.asarray(table)[0, len(request.tokens) - 1 : len(row) - 1] - sample.logp_model))
     gaps = np.concatenate(gaps)
-    print(f"{attention}, prompts by {prompts_by}: |gap| median {np.median(gaps):.2g}, 99 % {np.quantile(gaps, 0.99):.2g}, largest {gaps.max():.2g}")
+    by = f"{attention}, prompts by {prompts_by}, products by {products}"
+    print(f"{by}: |gap| median {np.median(gaps):.2g}, 99 % {np.quantile(gaps, 0.99):.2g}, largest {gaps.max():.2g}")
     assert len(gaps) == 32 * 64 and np.median(gaps) < 0.01 and np.quantile(gaps, 0.99) < 0.1
 
 
 def test_the_fastest_is_measured_and_named(caplog):
     with caplog.at_level(logging.INFO, "dk_jax.generation.implementation"):
         chosen, prompts_by = fastest_attention(CFG, SIZES), fastest_prompts(CFG, SIZES)
+        products = fastest_products(build_backbone(CFG, jax.random.key(0))[0], SIZES, KVCache(CFG, "fused"))
     print(caplog.text)
     assert chosen in caplog.text and "us" in caplog.text
-    assert "does not" not in caplog.text, "all that this platform has is to work"
+    assert "does not" not in caplog.text and "do not work" not in caplog.text, "all that this platform has is to work"
+    assert f"products of a decode step, one layer, {SIZES.rows} rows: {products} " in caplog.text
     assert prompts_by in ("cudnn", "xla") and f"{prompts_by} " in caplog.text
 
 
